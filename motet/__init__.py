@@ -1,0 +1,50 @@
+"""Motet: an inference engine for language models. The public names below are imported when first used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from motet.core.config import EngineArgs
+    from motet.core.outputs import CompletionOutput, Logprob, RequestOutput
+    from motet.core.params import RequestOutputKind, SamplingParams
+    from motet.engine.async_llm import AsyncLLM
+    from motet.engine.llm import LLM
+
+_HOMES = {
+    "LLM": "motet.engine.llm",
+    "AsyncLLM": "motet.engine.async_llm",
+    "SamplingParams": "motet.core.params",
+    "RequestOutputKind": "motet.core.params",
+    "RequestOutput": "motet.core.outputs",
+    "CompletionOutput": "motet.core.outputs",
+    "Logprob": "motet.core.outputs",
+    "EngineArgs": "motet.core.config",
+}
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "CompletionOutput",
+    "EngineArgs",
+    "Logprob",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'motet' has no attribute {name!r}")
+    value = vars(import_module(_HOMES[name]))[name]
+    globals()[name] = value  # found without this function from now on
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,27 @@
+"""The C++ kernels. Tensor arguments are addresses of dense buffers; dtype: 0 float32, 1 bfloat16, 2 float16."""
+
+def supported_isas() -> list[str]: ...
+
+class Kernels:
+    """The kernels of one instruction set. Raises ValueError where the machine cannot run it."""
+
+    def __init__(self, isa: str) -> None: ...
+    @property
+    def isa(self) -> str: ...
+    def rms_norm(
+        self, out: int, x: int, weight: int, num_rows: int, num_cols: int, eps: float, dtype: int, num_threads: int, /
+    ) -> None: ...
+    def add_rms_norm(
+        self,
+        out: int,
+        sum: int,
+        x: int,
+        residual: int,
+        weight: int,
+        num_rows: int,
+        num_cols: int,
+        eps: float,
+        dtype: int,
+        num_threads: int,
+        /,
+    ) -> None: ...

@@ -1,0 +1,22 @@
+"""Opening an engine for a command."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from motet.cli.flags import Given
+from motet.core.config import EngineArgs
+
+if TYPE_CHECKING:
+    from motet.engine.engine import Engine
+
+
+def open_engine(options: Given) -> Engine:
+    """Load a model. Wrong options are refused before torch is imported; log lines below WARNING are left out unless
+    MOTET_LOGGING_LEVEL asks for them. Raises ConfigError, LoadError, CapacityError."""
+    config = EngineArgs.from_options(options).resolve()
+    os.environ.setdefault("MOTET_LOGGING_LEVEL", "WARNING")
+    from motet.engine.engine import Engine
+
+    return Engine(config)

@@ -1,0 +1,208 @@
+"""Engine configuration: frozen, strict, resolved once.
+
+`EngineArgs` is what a user writes (vLLM's flat names); `EngineConfig` is what the engine reads. Facts that only the
+model or the machine knows (context length, block counts) are new values passed on, never written back.
+"""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Any
+
+import msgspec
+
+from motet.core.errors import ConfigError, UnsupportedError
+
+DTYPES = ("auto", "float32", "float16", "bfloat16")
+DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+
+
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    tokenizer: str | None
+    revision: str | None
+    dtype: str
+    max_model_len: int | None
+    hf_overrides: dict[str, Any]
+    load_format: str  # "auto" | "dummy"
+    skip_tokenizer_init: bool
+    seed: int
+    max_logprobs: int
+    generation_config: str  # "auto": the model's own defaults; "vllm": none
+
+
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
+    block_size: int
+    enable_prefix_caching: bool
+    memory_utilization: float | None  # share of the memory available to the process; None: the device's default
+    kv_cache_memory_bytes: int | None
+    num_blocks_override: int | None
+    kv_cache_dtype: str  # "auto": the model's dtype
+
+
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    policy: str  # "fcfs" | "priority"
+    async_scheduling: bool  # plan step n+1 while step n runs
+
+
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
+    device: str
+    threads: int | None  # None: the physical cores the process may use
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
+    model: ModelConfig
+    cache: CacheConfig
+    scheduler: SchedulerConfig
+    device: DeviceConfig
+
+
+# vLLM options that Motet knows and does not serve yet, with the values that ask for nothing and are therefore accepted.
+NOT_YET: dict[str, tuple[Any, ...]] = {
+    "quantization": (None,),
+    "speculative_config": (None,),
+    "enable_lora": (False, None),
+    "max_loras": (1, None),
+    "tensor_parallel_size": (1,),
+    "pipeline_parallel_size": (1,),
+    "data_parallel_size": (1,),
+    "distributed_executor_backend": (None, "uni"),
+    "kv_transfer_config": (None,),
+    "structured_outputs_config": (None,),
+    "logits_processors": (None,),
+    "limit_mm_per_prompt": (None, {}),
+    "mm_processor_kwargs": (None,),
+    "cpu_offload_gb": (0, 0.0),
+    "swap_space": (0, 0.0, 4, 4.0),
+    "trust_remote_code": (False,),
+    "enforce_eager": (False, True),  # a CPU has nothing to capture yet: both mean the same
+    "enable_chunked_prefill": (True, None),
+    "disable_log_stats": (True, False),
+    "tokenizer_mode": ("auto",),
+    "runner": ("auto", "generate"),
+    "logprobs_mode": ("raw_logprobs",),
+    "enable_sleep_mode": (True, False),
+    "compilation_config": (None,),
+    "max_seq_len_to_capture": (None,),
+}
+RENAMED = {"num_gpu_blocks_override": "num_blocks_override", "tokenizer_revision": "revision"}
+
+
+class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Options of `LLM`, `AsyncLLM` and the command line. Raises ConfigError or UnsupportedError on construction."""
+
+    model: str
+    tokenizer: str | None = None
+    revision: str | None = None
+    dtype: str = "auto"
+    max_model_len: int | None = None
+    hf_overrides: dict[str, Any] | None = None
+    load_format: str = "auto"
+    skip_tokenizer_init: bool = False
+    seed: int = 0
+    max_logprobs: int = 20
+    generation_config: str = "auto"
+
+    block_size: int = 16
+    enable_prefix_caching: bool = True
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    num_blocks_override: int | None = None
+    kv_cache_dtype: str = "auto"
+
+    max_num_seqs: int = 256
+    max_num_batched_tokens: int = 2048
+    scheduling_policy: str = "fcfs"
+    async_scheduling: bool = True
+
+    device: str = "auto"
+    threads: int | None = None
+
+    @classmethod
+    def from_options(cls, options: dict[str, Any]) -> EngineArgs:
+        """Build from keyword options as vLLM's `LLM` takes them."""
+        known = set(cls.__struct_fields__)
+        kept: dict[str, Any] = {}
+        for name, value in options.items():
+            name = RENAMED.get(name, name)
+            if name in known:
+                kept[name] = value
+            elif name in NOT_YET:
+                if value not in NOT_YET[name]:
+                    raise UnsupportedError(f"option {name}={value!r} is not supported yet; leave it out")
+            else:
+                close = get_close_matches(name, [*known, *NOT_YET], n=1)
+                raise ConfigError(f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        if "dtype" in kept:
+            kept["dtype"] = str(kept["dtype"]).removeprefix("torch.")
+        try:
+            return msgspec.convert(kept, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"engine option: {error}") from None
+
+    def __post_init__(self) -> None:
+        dtypes = [*DTYPES, *DTYPE_ALIASES]
+        least_one = "at least 1"
+        checks: list[tuple[str, bool, str]] = [
+            ("model", bool(self.model), "a folder, a GGUF file, a packaged model's name or a hub id"),
+            ("dtype", self.dtype in dtypes, f"one of {', '.join(DTYPES)}"),
+            ("kv_cache_dtype", self.kv_cache_dtype in dtypes, f"one of {', '.join(DTYPES)}"),
+            ("load_format", self.load_format in ("auto", "safetensors", "gguf", "dummy"), "auto or dummy"),
+            ("max_model_len", self.max_model_len is None or self.max_model_len >= 2, "at least 2"),
+            ("max_logprobs", self.max_logprobs >= -1, "-1 (no limit) or at least 0"),
+            ("generation_config", self.generation_config in ("auto", "vllm"), "auto or vllm"),
+            ("block_size", 1 <= self.block_size <= 1024, "from 1 to 1024"),
+            (
+                "gpu_memory_utilization",
+                self.gpu_memory_utilization is None or 0 < self.gpu_memory_utilization <= 1,
+                "in (0, 1]",
+            ),
+            (
+                "kv_cache_memory_bytes",
+                self.kv_cache_memory_bytes is None or self.kv_cache_memory_bytes >= 1,
+                least_one,
+            ),
+            ("num_blocks_override", self.num_blocks_override is None or self.num_blocks_override >= 2, "at least 2"),
+            ("max_num_seqs", self.max_num_seqs >= 1, least_one),
+            ("max_num_batched_tokens", self.max_num_batched_tokens >= 1, least_one),
+            ("scheduling_policy", self.scheduling_policy in ("fcfs", "priority"), "fcfs or priority"),
+            ("device", self.device in ("auto", "cpu"), "cpu (auto means cpu)"),
+            ("threads", self.threads is None or self.threads >= 1, least_one),
+        ]
+        for name, is_good, wanted in checks:
+            if not is_good:
+                raise ConfigError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
+
+    def resolve(self) -> EngineConfig:
+        return EngineConfig(
+            model=ModelConfig(
+                model=self.model,
+                tokenizer=self.tokenizer,
+                revision=self.revision,
+                dtype=DTYPE_ALIASES.get(self.dtype, self.dtype),
+                max_model_len=self.max_model_len,
+                hf_overrides=self.hf_overrides or {},
+                load_format=self.load_format,
+                skip_tokenizer_init=self.skip_tokenizer_init,
+                seed=self.seed,
+                max_logprobs=self.max_logprobs,
+                generation_config=self.generation_config,
+            ),
+            cache=CacheConfig(
+                block_size=self.block_size,
+                enable_prefix_caching=self.enable_prefix_caching,
+                memory_utilization=self.gpu_memory_utilization,
+                kv_cache_memory_bytes=self.kv_cache_memory_bytes,
+                num_blocks_override=self.num_blocks_override,
+                kv_cache_dtype=DTYPE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype),
+            ),
+            scheduler=SchedulerConfig(
+                max_num_seqs=self.max_num_seqs,
+                max_num_batched_tokens=self.max_num_batched_tokens,
+                policy=self.scheduling_policy,
+                async_scheduling=self.async_scheduling,
+            ),
+            device=DeviceConfig(device="cpu", threads=self.threads),
+        )

@@ -1,0 +1,105 @@
+"""The persistent batch: one permanent row per live request."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from motet.attention.protocol import AttentionBackend
+from motet.core.plan import NewRow, RowPlan, StepPlan
+from motet.core.state import StateGroup
+from motet.sampling.columns import SamplingColumns, TokenHistory
+from motet.tensors.forward import ForwardBatch, StepRows
+
+
+class PersistentBatch:
+    """Tokens, block tables and sampling columns of every live request, by row.
+
+    Written by `apply` (what the plan says) and `commit` (what the head sampled), both on the runner's thread; so a token
+    that step n samples is in place when step n + 1 gathers.
+    """
+
+    def __init__(
+        self, max_rows: int, max_len: int, vocab_size: int, groups: tuple[StateGroup, ...], block_size: int
+    ) -> None:
+        max_blocks = -(-max_len // block_size)
+        self.groups, self.block_size, self.max_len = groups, block_size, max_len
+        self.token_ids = np.zeros((max_rows, max_len), np.int32)
+        self.prompt_len = np.zeros(max_rows, np.int32)
+        self.num_tokens = np.zeros(max_rows, np.int32)
+        self.request_ids: list[str | None] = [None] * max_rows
+        self.block_tables = [torch.zeros(max_rows, max_blocks, dtype=torch.int32) for _ in groups]
+        self.num_blocks = np.zeros((len(groups), max_rows), np.int32)
+        self.sampling = SamplingColumns(max_rows, vocab_size)
+        self.history = TokenHistory(self.token_ids, self.prompt_len)
+
+    def apply(self, plan: StepPlan) -> None:
+        for row in plan.frees:
+            self.request_ids[row] = None
+            self.sampling.clear(row)
+        for new in plan.admits:
+            self._admit(new)
+        for row_plan in plan.rows:
+            self._append_blocks(row_plan)
+
+    def _admit(self, new: NewRow) -> None:
+        row, count = new.row, len(new.token_ids)
+        self.request_ids[row] = new.request_id
+        self.token_ids[row, :count] = new.token_ids
+        self.num_tokens[row] = count
+        self.prompt_len[row] = new.prompt_len
+        self.num_blocks[:, row] = 0
+        self.sampling.set(row, new.sampling)
+
+    def _append_blocks(self, plan: RowPlan) -> None:
+        for group, blocks in enumerate(plan.new_blocks):
+            if blocks:
+                first = self.num_blocks[group, plan.row]
+                self.block_tables[group][plan.row, first : first + len(blocks)] = torch.tensor(
+                    blocks, dtype=torch.int32
+                )
+                self.num_blocks[group, plan.row] += len(blocks)
+
+    def gather(self, plan: StepPlan, attention: AttentionBackend) -> ForwardBatch:
+        """The step's tokens, request after request in the order of `plan.rows`."""
+        rows = np.array([row.row for row in plan.rows], np.int64)
+        starts = np.array([row.start for row in plan.rows], np.int64)
+        counts = np.array([row.num_tokens for row in plan.rows], np.int64)
+        ends = np.cumsum(counts)
+        positions = np.arange(counts.sum()) - np.repeat(ends - counts - starts, counts)
+        token_ids = self.token_ids[np.repeat(rows, counts), positions].astype(np.int64)
+        emits = np.array([row.emits for row in plan.rows], bool)
+        plan_group: Callable[[int], Any] = lambda group: attention.plan_step(  # noqa: E731
+            StepRows(
+                starts=starts.tolist(),
+                num_tokens=counts.tolist(),
+                block_table=self.block_tables[group][rows],
+                block_size=self.block_size,
+                window=self.groups[group].window,
+            )
+        )
+        return ForwardBatch(
+            token_ids=torch.from_numpy(token_ids),
+            positions=torch.from_numpy(positions),
+            logit_rows=torch.from_numpy(ends[emits] - 1) if len(rows) else torch.zeros(0, dtype=torch.int64),
+            attention=tuple(plan_group(group) for group in range(len(self.groups))) if len(rows) else (),
+        )
+
+    def commit(self, row: int, position: int, token_id: int) -> None:
+        """`token_id` stands at `position` of the row from now on."""
+        if position < self.max_len:
+            self.token_ids[row, position] = token_id
+            self.num_tokens[row] = position + 1
+
+    def check(self, plan: StepPlan) -> None:
+        """Assert that `plan`, just applied, and the rows agree."""
+        for row in plan.rows:
+            stop = row.start + row.num_tokens
+            assert self.request_ids[row.row] == row.request_id, f"row {row.row} belongs to another request"
+            assert stop <= self.num_tokens[row.row], f"row {row.row}: tokens up to {stop} are not known yet"
+            for group in range(len(self.groups)):
+                held = self.num_blocks[group, row.row] * self.block_size
+                assert held >= stop, f"row {row.row}: blocks for {held} tokens, {stop} are computed"

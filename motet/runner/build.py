@@ -1,0 +1,115 @@
+"""Chooses the parts of a runner and puts them together: the only place that knows which there are."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from motet.attention.paged import PagedAttention
+from motet.attention.protocol import AttentionBackend
+from motet.core.config import EngineConfig
+from motet.core.errors import CapacityError, ConfigError
+from motet.core.logs import get_logger
+from motet.core.state import Capacity, StateGroup, group_states
+from motet.models.checkpoint import Checkpoint
+from motet.models.loader import LoadedModel, load_model, resolve_dtype
+from motet.ops.backend import ReferenceOps
+from motet.runner.batch import PersistentBatch
+from motet.runner.executor import EagerExecutor
+from motet.runner.heads.autoregressive import AutoregressiveHead
+from motet.runner.memory import CPU_SHARE, activation_bytes, available_bytes, describe_capacity, plan_capacity
+from motet.runner.runner import Runner
+from motet.sampling.sampler import Sampler
+from motet.tensors.states import StateStore
+
+WARM_UP_TOKENS = 16
+
+
+@dataclass(frozen=True)
+class RunnerPlan:
+    """A loaded model and the room for its state, before any of that room is taken."""
+
+    loaded: LoadedModel
+    attention: AttentionBackend
+    groups: tuple[StateGroup, ...]
+    capacity: Capacity
+    max_model_len: int
+
+
+def choose_ops() -> ReferenceOps:
+    """The C++ kernels where they are built, else (or with MOTET_OPS=reference) the definition in torch."""
+    wanted = os.environ.get("MOTET_OPS", "auto")
+    if wanted not in ("auto", "reference", "cpu"):
+        raise ConfigError(f"MOTET_OPS must be auto, cpu or reference, got {wanted!r}")
+    if wanted == "reference":
+        return ReferenceOps()
+    from motet.ops.cpu.backend import CpuOps, is_available
+
+    return CpuOps() if is_available() else ReferenceOps()
+
+
+def set_threads(wanted: int | None) -> int:
+    """Use `wanted` threads, or all that the process may run on."""
+    count = wanted or len(os.sched_getaffinity(0))
+    torch.set_num_threads(count)
+    return count
+
+
+def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int) -> RunnerPlan:
+    """Load the model and find out how much state fits. Raises LoadError, CapacityError."""
+    set_threads(config.device.threads)
+    dtype = resolve_dtype(config.model, checkpoint)
+    kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
+    attention = PagedAttention()
+    loaded = load_model(checkpoint, choose_ops(), attention, dtype, kv_dtype, max_model_len)
+    groups = group_states(loaded.states, max_model_len)
+    capacity = plan_capacity(
+        config.cache, config.scheduler, groups, max_model_len, _budget(config, checkpoint, loaded.vocab_size)
+    )
+    get_logger().info(
+        "weights %s, %.0f MiB; KV cache %s", dtype, loaded.num_weight_bytes / 2**20, describe_capacity(capacity, groups)
+    )
+    return RunnerPlan(loaded, attention, groups, capacity, max_model_len)
+
+
+def _budget(config: EngineConfig, checkpoint: Checkpoint, vocab_size: int) -> int:
+    """Bytes for the KV cache: as asked for, else a share of what is available less what a step needs."""
+    if config.cache.kv_cache_memory_bytes is not None:
+        return config.cache.kv_cache_memory_bytes
+    share = config.cache.memory_utilization or CPU_SHARE
+    values = checkpoint.config
+    hidden = int(values.get("hidden_size") or values.get("n_embd") or 0)
+    inner = int(values.get("intermediate_size") or 4 * hidden)
+    available = available_bytes()
+    needed = activation_bytes(config.scheduler, hidden, inner, vocab_size)
+    budget = int(available * share) - needed
+    if budget <= 0:
+        raise CapacityError(
+            f"{available / 2**20:.0f} MiB of memory are available, a share of {share} is "
+            f"{available * share / 2**20:.0f} MiB, but one step alone needs {needed / 2**20:.0f} MiB; lower "
+            "max_num_seqs or max_num_batched_tokens, or raise gpu_memory_utilization"
+        )
+    return budget
+
+
+def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
+    """Allocate the state and assemble the step."""
+    states = StateStore(plan.loaded.states, plan.groups, plan.capacity)
+    batch = PersistentBatch(
+        config.scheduler.max_num_seqs,
+        plan.max_model_len,
+        plan.loaded.vocab_size,
+        plan.groups,
+        plan.capacity.block_size,
+    )
+    runner = Runner(
+        batch=batch,
+        attention=plan.attention,
+        executor=EagerExecutor(plan.loaded.model, states),
+        head=AutoregressiveHead(plan.loaded.model, Sampler(), batch),
+        checks="MOTET_CHECK" in os.environ,
+    )
+    runner.warm_up(min(WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens, plan.max_model_len - 1))
+    return runner
