@@ -7,12 +7,14 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 NUM_TOKENS = 400
+NUM_CHARACTERS = 80  # in the vocabulary of `byte_fallback`
 
 LINES = (
     "the quick brown fox jumps over the lazy dog while the other dogs are sleeping in the sun",
@@ -77,10 +79,15 @@ def byte_fallback(num_tokens: int = NUM_TOKENS, add_space_prefix: bool = True) -
 
 
 def _train_pieces(num_pieces: int) -> tuple[list[str], list[tuple[str, str]]]:
+    counts = Counter("".join(LINES))
+    common = set(
+        sorted(counts, key=lambda char: (-counts[char], char))[:NUM_CHARACTERS]
+    )  # the rest falls back to bytes
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.Metaspace()
-    trainer = trainers.BpeTrainer(vocab_size=num_pieces, limit_alphabet=80, show_progress=False)
-    trained.train_from_iterator(LINES, trainer)
+    trainer = trainers.BpeTrainer(vocab_size=num_pieces, show_progress=False)
+    lines = ["".join(char if char in common else " " for char in line) for line in LINES]
+    trained.train_from_iterator(lines, trainer)
     model = json.loads(trained.to_str())["model"]
     by_id = sorted(model["vocab"], key=model["vocab"].__getitem__)
     return by_id, [(left, right) for left, right in model["merges"]]

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from motet.cli.interrupts import interrupts_noted
 from motet.core.errors import RequestError
 from motet.core.outputs import CompletionOutput
 from motet.core.params import RequestOutputKind, SamplingParams
@@ -52,24 +53,23 @@ class Answer:
 def stream(engine: Engine, prompt: Prompt, params: SamplingParams, write: Callable[[str], None]) -> Answer:
     """Run one request on an idle engine and write the first answer's text as it comes.
 
-    Ctrl-C ends the answer: what there is of it is returned, with finish_reason "abort". Raises InputError, RequestError.
+    Ctrl-C ends the answer: what there is of it is returned, with finish_reason "abort". Raises InputError and
+    RequestError.
     """
     params = params.clone(output_kind=RequestOutputKind.DELTA)
     answer = Answer([""] * params.n)
     parsed = engine.parse(prompt, params)
     start = time.perf_counter()
     key = engine.add(parsed, params)
-    try:
+    with interrupts_noted() as interrupts:
         while engine.has_work:
-            for _, output in engine.step():
+            outputs = engine.step()
+            if interrupts.wanted and answer.finish_reason is None:
+                outputs += engine.abort([key])
+            for _, output in outputs:
                 _take(answer, output.outputs, start, write)
                 answer.num_prompt_tokens = len(output.prompt_token_ids)
                 answer.num_cached_tokens = output.num_cached_tokens or 0
-    except KeyboardInterrupt:
-        for _, output in engine.abort([key]):
-            _take(answer, output.outputs, start, write)
-        while engine.has_work:  # the step under way ends first
-            engine.step()
     return answer
 
 

@@ -13,10 +13,18 @@ if TYPE_CHECKING:
 
 
 def open_engine(options: Given) -> Engine:
-    """Load a model. Wrong options are refused before torch is imported; log lines below WARNING are left out unless
-    MOTET_LOGGING_LEVEL asks for them. Raises ConfigError, LoadError, CapacityError."""
+    """Load a model. Wrong options are refused before torch is imported.
+
+    Raises ConfigError, LoadError, CapacityError.
+    """
     config = EngineArgs.from_options(options).resolve()
+    return import_engine()(config)
+
+
+def import_engine() -> type[Engine]:
+    """The engine's class, with all that it takes: a second or two. Log lines below WARNING are left out unless
+    MOTET_LOGGING_LEVEL asks for them."""
     os.environ.setdefault("MOTET_LOGGING_LEVEL", "WARNING")
     from motet.engine.engine import Engine
 
-    return Engine(config)
+    return Engine

@@ -1,7 +1,7 @@
 """Command-line flags made from the fields of a struct, so that an option is defined in one place only.
 
-A command declares keyword parameters of type `Given`; `with_flags` replaces each by the flags of its group, and hands the
-command a dict of those that the user gave, converted and checked against the field's own type.
+A command declares keyword parameters of type `Given`; `with_flags` replaces each by the flags of its group, and hands
+the command a dict of those that the user gave, converted and checked against the field's own type.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ WANTED = {int: "a whole number", float: "a number", str: "text", dict: "a JSON o
 class Flag:
     """One flag. `names` come first: the field's own, then others that mean the same.
 
-    kind: the type of a value (of one element, if `many`); is_switch: --name and --no-name; many: may be given repeatedly
+    kind: the type of a value (of one element, if `many`); many: may be given repeatedly; hidden: not in the help
     """
 
     field: str
@@ -50,8 +50,8 @@ class Flag:
         names = ["/".join((name, f"--no-{name[2:]}")) if self.is_switch else name for name in self.names]
         option = typer.Option(
             *names,
-            help=self.help,
-            show_default=self.shown_default or False,
+            help=f"{self.help} [{self.shown_default}]" if self.shown_default else self.help,
+            show_default=False,
             metavar=None if self.is_switch else METAVARS.get(self.kind, "TEXT"),
             rich_help_panel=panel,
             hidden=self.hidden,
@@ -89,8 +89,8 @@ class FlagGroup:
     defaults: values that the command line gives to fields that were not given
     shown: what the help says about the default, where it is not the field's own
     variables: environment variables that can set a field
-    accepted: names of options that `struct` knows without having a field, with harmless values; they get hidden flags, so
-        that whoever brings them hears what `struct` has to say
+    accepted: options that `struct` knows without having a field, with harmless values; they get hidden flags, so that
+        whoever brings them hears what `struct` has to say
     """
 
     panel: str
@@ -173,8 +173,10 @@ def _kind(annotation: Any) -> tuple[type, bool]:
 
 
 def _shown(default: Any) -> str | None:
-    if default is None or default is msgspec.NODEFAULT or isinstance(default, bool):
+    if default is None or default is msgspec.NODEFAULT:
         return None
+    if isinstance(default, bool):
+        return "on" if default else None
     return str(default)
 
 

@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import traceback
+from difflib import get_close_matches
 from typing import Annotated, Any
 
 import typer
@@ -59,13 +60,13 @@ UsageError: type[Any] = typer.BadParameter.__mro__[1]
 
 def main(argv: list[str] | None = None) -> None:
     """Run one command and end the process: 0, 1 after an error, 2 for a wrong command line, 130 after Ctrl-C."""
-    sys.exit(run(argv))
+    sys.exit(run_app(app, argv))
 
 
-def run(argv: list[str] | None = None) -> int:
+def run_app(commands: typer.Typer, argv: list[str] | None = None) -> int:
     """Run one command; returns the exit status. Errors that are meant for users become one line on stderr."""
     try:
-        status = app(argv, standalone_mode=False, prog_name="motet")
+        status = commands(argv, standalone_mode=False, prog_name="motet")
         sys.stdout.flush()
     except MotetError as error:
         return _fail(str(error))
@@ -96,9 +97,16 @@ def _usage(error: Any) -> int:
     message = error.format_message().strip()
     if "\n" in message:
         print(message, file=sys.stderr)
-    else:
-        command = error.ctx.command_path if error.ctx is not None else "motet"
-        report_error(f"{message[:1].lower()}{message[1:].rstrip('.')}; see {command} --help")
+        return int(error.exit_code)
+    details = vars(error)
+    if details.get("possibilities") is not None:
+        option = details["option_name"]
+        close = get_close_matches(option, details["possibilities"], n=1)
+        message = f"unknown option {option}" + (f"; did you mean {close[0]}?" if close else "")
+    for opening in ("Invalid value for ", "Invalid value: "):
+        message = message.removeprefix(opening)
+    command = error.ctx.command_path if error.ctx is not None else "motet"
+    report_error(f"{message[:1].lower()}{message[1:].rstrip('.')}; see {command} --help")
     return int(error.exit_code)
 
 

@@ -22,7 +22,7 @@ ENGINE_HELP = {
     "max_logprobs": "Most log-probabilities per token that a request may ask for; -1: no limit.",
     "generation_config": "auto: sampling defaults of the model; vllm: temperature 1, no limits.",
     "block_size": "Tokens per block of the KV cache.",
-    "enable_prefix_caching": "Reuse K and V of prompts that begin alike. On by default.",
+    "enable_prefix_caching": "Reuse K and V of prompts that begin alike.",
     "gpu_memory_utilization": "Share of the available memory that the KV cache may take. Default on a CPU: 0.5.",
     "kv_cache_memory_bytes": "Size of the KV cache in bytes, instead of a share.",
     "num_blocks_override": "Number of KV cache blocks, instead of a size.",
@@ -30,7 +30,7 @@ ENGINE_HELP = {
     "max_num_seqs": "Most requests that run at the same time.",
     "max_num_batched_tokens": "Most tokens that one step computes; longer prompts run in chunks.",
     "scheduling_policy": "fcfs (first come, first served) or priority.",
-    "async_scheduling": "Plan a step while the one before runs. On by default.",
+    "async_scheduling": "Plan a step while the one before runs.",
     "device": "auto or cpu.",
     "threads": "Threads for computing. Default: one per core that the process may use.",
 }
@@ -52,8 +52,7 @@ SAMPLING_HELP = {
     "min_tokens": "Shortest answer, in tokens.",
     "logprobs": "Log-probabilities of this many tokens per position in the output file; -1: all.",
     "prompt_logprobs": "The same for the prompt's tokens.",
-    "skip_special_tokens": "Leave special tokens out of the text. On by default.",
-    "spaces_between_special_tokens": "Accepted for vLLM's sake; has no effect.",
+    "skip_special_tokens": "Leave special tokens out of the text.",
     "include_stop_str_in_output": "Keep the stop text at the end of the answer.",
     "truncate_prompt_tokens": "Keep only this many tokens of the prompt's end; -1: as many as the context holds.",
     "logit_bias": 'Added to the scores of token ids, as JSON: {"42": -100}.',
@@ -73,10 +72,12 @@ ENGINE = FlagGroup(
     accepted=NOT_YET,
 )
 
-# What the commands decide themselves, and what is not supported yet.
-NO_FLAGS = frozenset({"detokenize", "output_kind", "structured_outputs", "extra_args"})
+# What the commands decide themselves, what means nothing here, and what is not supported yet.
+NO_FLAGS = frozenset({"detokenize", "output_kind", "spaces_between_special_tokens", "structured_outputs", "extra_args"})
 # Fields that a model's generation_config.json can set.
-MODELS_OWN = dict.fromkeys(("temperature", "top_p", "top_k", "min_p", "repetition_penalty"), "the model's")
+MODELS_OWN = dict.fromkeys(
+    ("temperature", "top_p", "top_k", "min_p", "repetition_penalty"), "what the model recommends"
+)
 
 SAMPLING = FlagGroup(
     panel="Sampling",

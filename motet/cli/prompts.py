@@ -25,29 +25,34 @@ FALLBACK_TEMPERATURE, FALLBACK_TOP_P = 0.7, 0.9
 
 
 @dataclass(frozen=True)
-class PromptMaker:
-    """Builds prompts for one model.
-
-    raw: a text is continued as it is; else it becomes a user's message where the model has a chat template
+class PromptStyle:
+    """raw: a text is continued as it is; else it becomes a user's message where the model has a chat template
     system: the system message of every conversation that does not bring its own
-    chat_template: instead of the model's
+    chat_template: a template's text, instead of the model's
     """
 
-    tokenizer: Tokenizer | None
     raw: bool = False
     system: str | None = None
     chat_template: str | None = None
 
+
+@dataclass(frozen=True)
+class PromptMaker:
+    """Builds prompts for one model."""
+
+    tokenizer: Tokenizer | None
+    style: PromptStyle
+
     @property
     def has_template(self) -> bool:
-        return self.tokenizer is not None and bool(self.chat_template or self.tokenizer.chat_template)
+        return self.tokenizer is not None and bool(self.style.chat_template or self.tokenizer.chat_template)
 
     def from_text(self, text: str) -> Prompt:
-        if not self.raw and self.has_template:
+        if not self.style.raw and self.has_template:
             if not text:
                 raise InputError("the prompt is empty; give at least one character")
             return self.from_messages([{"role": "user", "content": text}])
-        if self.system is not None:
+        if self.style.system is not None:
             raise InputError(
                 "a system message needs a chat template, which this model does not have or --raw leaves out"
             )
@@ -57,15 +62,11 @@ class PromptMaker:
         """Raises InputError for messages that the template refuses."""
         if self.tokenizer is None:
             raise InputError("messages need a tokenizer, but the engine runs with skip_tokenizer_init")
-        if self.system is not None and not any(message.get("role") == "system" for message in messages):
-            messages = [{"role": "system", "content": self.system}, *messages]
-        text = self.tokenizer.apply_chat_template(messages, chat_template=self.chat_template)
+        if self.style.system is not None and not any(message.get("role") == "system" for message in messages):
+            messages = [{"role": "system", "content": self.style.system}, *messages]
+        text = self.tokenizer.apply_chat_template(messages, chat_template=self.style.chat_template)
         # The template writes BOS itself where the model wants one.
         return {"prompt": text, "prompt_token_ids": self.tokenizer.encode(text, add_special_tokens=False)}
-
-
-def make_prompts(engine: Engine, raw: bool, system: str | None, template_file: str | None) -> PromptMaker:
-    return PromptMaker(engine.facts.tokenizer, raw, system, read_template(template_file))
 
 
 def read_template(file: str | None) -> str | None:

@@ -40,8 +40,8 @@ def print_fields(rows: Iterable[tuple[str, str]]) -> None:
     """Names and values in two columns on stdout; a row without a value is a heading."""
     rows = list(rows)
     width = max((len(name) for name, value in rows if value), default=0)
-    for name, value in rows:
+    for number, (name, value) in enumerate(rows):
         if value:
             print(f"  {name.ljust(width)}  {value}")
         else:
-            print(f"\n{paint(name, BOLD, sys.stdout)}")
+            print(("\n" if number else "") + paint(name, BOLD, sys.stdout))

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from motet.core.errors import ConfigError, UnsupportedError
+from motet.core.fields import settle_fields
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
@@ -128,6 +129,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         for name, value in options.items():
             name = RENAMED.get(name, name)
             if name in known:
+                if name in kept and kept[name] != value:
+                    raise ConfigError(f"{name} is given under two names, as {kept[name]!r} and as {value!r}")
                 kept[name] = value
             elif name in NOT_YET:
                 if value not in NOT_YET[name]:
@@ -135,14 +138,14 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             else:
                 close = get_close_matches(name, [*known, *NOT_YET], n=1)
                 raise ConfigError(f"unknown option {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
+        if "model" not in kept:
+            raise ConfigError("option 'model' is missing: a folder, a GGUF file, a packaged model's name or a hub id")
         if "dtype" in kept:
             kept["dtype"] = str(kept["dtype"]).removeprefix("torch.")
-        try:
-            return msgspec.convert(kept, cls)
-        except msgspec.ValidationError as error:
-            raise ConfigError(f"engine option: {error}") from None
+        return cls(**kept)
 
     def __post_init__(self) -> None:
+        settle_fields(self, ConfigError)
         dtypes = [*DTYPES, *DTYPE_ALIASES]
         least_one = "at least 1"
         checks: list[tuple[str, bool, str]] = [

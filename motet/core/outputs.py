@@ -39,7 +39,7 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Seconds on the `time.monotonic` clock."""
+    """Seconds on the `time.monotonic` clock; preemptions of all answers together."""
 
     arrival_time: float
     first_token_time: float | None = None

@@ -9,8 +9,10 @@ from typing import Any
 import msgspec
 
 from motet.core.errors import InputError, UnsupportedError
+from motet.core.fields import settle_fields
 
 MAX_LOGPROBS_ALL = -1
+MAX_ANSWERS = 16384  # per prompt, as in vLLM
 SEED_BITS = 64
 
 
@@ -56,6 +58,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_un
     extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
+        settle_fields(self, InputError)
         self._check_numbers()
         self._check_stops()
         if self.structured_outputs is not None:
@@ -65,7 +68,7 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_un
 
     def _check_numbers(self) -> None:
         ranges: list[tuple[str, bool, str]] = [
-            ("n", self.n >= 1, "at least 1"),
+            ("n", 1 <= self.n <= MAX_ANSWERS, f"from 1 to {MAX_ANSWERS}"),
             ("presence_penalty", -2 <= self.presence_penalty <= 2, "in [-2, 2]"),
             ("frequency_penalty", -2 <= self.frequency_penalty <= 2, "in [-2, 2]"),
             ("repetition_penalty", 0 < self.repetition_penalty < math.inf, "greater than 0"),
@@ -91,6 +94,9 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_un
             raise InputError("truncate_prompt_tokens must be -1 (the context length) or at least 1, got 0")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise InputError(f"min_tokens ({self.min_tokens}) must not exceed max_tokens ({self.max_tokens})")
+        for token_id, bias in (self.logit_bias or {}).items():
+            if math.isnan(bias):
+                raise InputError(f"logit_bias must be numbers, got {bias} for token {token_id}")
 
     def _check_stops(self) -> None:
         if any(not stop for stop in self.stop_strings):

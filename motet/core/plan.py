@@ -56,9 +56,10 @@ class StepPlan(msgspec.Struct, frozen=True):
     def dummy(cls, num_tokens: int, block_size: int, num_groups: int, num_rows: int = 1) -> StepPlan:
         """A plan with real work and no owner, for warm-up and profiling: rows 0.. read and write the null block only.
 
-        `num_tokens` are dealt evenly to `num_rows` rows, each of which emits. Free the rows with
+        `num_tokens` are dealt evenly to `num_rows` rows (no more than tokens), each of which emits. Free the rows with
         `StepPlan.free_rows(num_rows)` afterwards.
         """
+        assert 1 <= num_rows <= num_tokens, f"{num_tokens} tokens for {num_rows} rows"
         sizes = [num_tokens // num_rows + (row < num_tokens % num_rows) for row in range(num_rows)]
         greedy = RowSampling(temperature=0.0)
         return cls(

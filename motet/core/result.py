@@ -55,6 +55,7 @@ class Delta(msgspec.Struct, frozen=True):
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs_start: int = 0  # index of the prompt token that the first entry describes
     num_cached_tokens: int = 0
+    num_preemptions: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None

@@ -14,7 +14,7 @@ from motet.core.errors import EngineDeadError, MotetError
 from motet.core.outputs import RequestOutput
 from motet.core.params import SamplingParams
 from motet.engine.engine import Engine
-from motet.engine.inputs import ParsedPrompt, Prompt
+from motet.engine.inputs import ParsedPrompt, Prompt, own_params
 from motet.text.tokenizer import Tokenizer
 
 
@@ -79,9 +79,12 @@ class AsyncLLM:
         Raises InputError before anything is queued, EngineDeadError when the engine stops.
         """
         self._check_alive()
-        parsed = self.engine.parse(prompt, sampling_params)
+        params = own_params(sampling_params)
+        parsed = self.engine.parse(prompt, params)
         stream = OutputStream()
-        self._commands.put(lambda: self._add(stream, parsed, sampling_params, request_id, priority))
+        self._commands.put(lambda: self._add(stream, parsed, params, request_id, priority))
+        if self._death is not None:  # it died meanwhile, perhaps without looking at this command
+            stream.put(self._death)
         finished = False
         try:
             while not finished:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 from motet.core.config import EngineArgs, EngineConfig
-from motet.core.errors import InputError
+from motet.core.errors import InputError, LoadError
 from motet.core.params import SamplingParams
 from motet.engine.core import EngineCore
 from motet.engine.inputs import InputProcessor, ModelFacts, ParsedPrompt, Prompt
@@ -28,6 +28,7 @@ class Engine:
 
     def __init__(self, config: EngineConfig) -> None:
         checkpoint = open_checkpoint(config.model)
+        default_params = default_sampling_params(config, checkpoint)
         max_model_len = resolve_max_model_len(config.model, checkpoint)
         tokenizer = None if config.model.skip_tokenizer_init else load_tokenizer(checkpoint, config.model)
         plan = plan_runner(config, checkpoint, max_model_len)
@@ -42,7 +43,7 @@ class Engine:
             eos_token_ids=eos_token_ids(checkpoint, tokenizer),
             tokenizer=tokenizer,
         )
-        self.default_params = default_sampling_params(config, checkpoint)
+        self.default_params = default_params
         self.inputs = InputProcessor(self.facts, config.model.seed)
         self.outputs = OutputProcessor(tokenizer)
         self.core = EngineCore(scheduler, build_runner(config, plan), config.scheduler.async_scheduling)
@@ -111,7 +112,7 @@ class Engine:
         while self.core.has_work:
             self.core.step()
         self.reset_prefix_cache()
-        self.core.close()
+        self.core.runner.close()
         self.core.runner = NO_RUNNER
         if level == 2:
             self._plan = None
@@ -136,7 +137,7 @@ class Engine:
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:
-    """All ids that end an answer: of the generation config, the tokenizer, and else of the model's config."""
+    """All ids that end an answer: of the generation config, the model's config and the tokenizer."""
     ids: set[int] = set()
     for value in (checkpoint.generation_config.get("eos_token_id"), checkpoint.config.get("eos_token_id")):
         ids.update([value] if isinstance(value, int) else value or ())
@@ -147,6 +148,14 @@ def default_sampling_params(config: EngineConfig, checkpoint: Checkpoint) -> Sam
     """What the model's generation_config.json recommends, unless `generation_config="vllm"`."""
     if config.model.generation_config == "vllm":
         return SamplingParams()
-    names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-    values = {name: checkpoint.generation_config[name] for name in names if checkpoint.generation_config.get(name)}
-    return SamplingParams(**values)
+    names = {name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")}
+    names["max_new_tokens"] = "max_tokens"
+    recommended = checkpoint.generation_config
+    values = {ours: recommended[name] for name, ours in names.items() if recommended.get(name) is not None}
+    try:
+        return SamplingParams(**values)
+    except InputError as error:
+        raise LoadError(
+            f"the generation_config.json of {checkpoint.where!r} is wrong: {error}; correct it, or set "
+            "generation_config='vllm' to ignore it"
+        ) from None

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from motet.core.errors import InputError, UnsupportedError
-from motet.core.params import MAX_LOGPROBS_ALL, RowSampling, SamplingParams
+from motet.core.params import MAX_LOGPROBS_ALL, RequestOutputKind, RowSampling, SamplingParams
 from motet.core.request import Request
 from motet.text.tokenizer import Tokenizer
 
@@ -74,11 +74,11 @@ class InputProcessor:
         unknown = set(prompt) - PROMPT_KEYS
         if unknown:
             raise UnsupportedError(f"prompt keys {sorted(unknown)} are not supported; known: {sorted(PROMPT_KEYS)}")
-        if "prompt_token_ids" in prompt:
-            return prompt.get("prompt"), _token_ids(prompt["prompt_token_ids"]), prompt.get("cache_salt")
-        if not isinstance(prompt.get("prompt"), str):
+        text, ids, salt = (prompt.get(key) for key in ("prompt", "prompt_token_ids", "cache_salt"))
+        if not isinstance(text, str) and (text is not None or ids is None):
             raise InputError("a prompt needs 'prompt' (text) or 'prompt_token_ids' (a list of ints)")
-        return prompt["prompt"], None, prompt.get("cache_salt")
+        _check_salt(salt)
+        return text, None if ids is None else _token_ids(ids), salt
 
     def _truncate(self, ids: list[int], limit: int | None) -> list[int]:
         if limit is None:
@@ -115,7 +115,9 @@ class InputProcessor:
     ) -> list[Request]:
         """One request per answer; answer i has seed + i."""
         facts = self.facts
-        eos = frozenset() if params.ignore_eos else facts.eos_token_ids
+        if not isinstance(priority, int):
+            raise InputError(f"priority must be an int, got {priority!r}")
+        eos = self._eos(params)
         sampling = self._row_sampling(params, eos)
         seed = params.seed if params.seed is not None else self._seeds.getrandbits(63)
         room = facts.max_model_len - len(prompt.token_ids)
@@ -137,7 +139,10 @@ class InputProcessor:
 
     def check_params(self, params: SamplingParams) -> None:
         """Raise InputError for parameters that no prompt could make good."""
-        self._row_sampling(params, self.facts.eos_token_ids)
+        self._row_sampling(params, self._eos(params))
+
+    def _eos(self, params: SamplingParams) -> frozenset[int]:
+        return frozenset() if params.ignore_eos else self.facts.eos_token_ids
 
     def _row_sampling(self, params: SamplingParams, eos: frozenset[int]) -> RowSampling:
         self._check_ids("stop_token_ids: id", params.stop_token_ids or ())
@@ -148,16 +153,16 @@ class InputProcessor:
         bad_words = self._bad_words(params)
         suppressed = eos | frozenset(params.stop_token_ids or ()) if params.min_tokens else frozenset[int]()
         allowed = None if params.allowed_token_ids is None else tuple(sorted(set(params.allowed_token_ids)))
-        _check_leaves_choice(allowed, bad_words)
+        _check_leaves_choice(allowed, bad_words, suppressed)
         return RowSampling(
             temperature=params.temperature,
             top_p=params.top_p,
-            top_k=max(params.top_k, 0),
+            top_k=min(max(params.top_k, 0), self.facts.vocab_size),
             min_p=params.min_p,
             repetition_penalty=params.repetition_penalty,
             presence_penalty=params.presence_penalty,
             frequency_penalty=params.frequency_penalty,
-            min_tokens=params.min_tokens,
+            min_tokens=min(params.min_tokens, self.facts.max_model_len),
             suppressed_until_min=tuple(sorted(suppressed)),
             logit_bias={i: min(max(b, -MAX_BIAS), MAX_BIAS) for i, b in (params.logit_bias or {}).items()},
             allowed_token_ids=allowed,
@@ -184,17 +189,46 @@ class InputProcessor:
         return count
 
 
+def own_params(params: Any, output_kind: RequestOutputKind | None = None) -> SamplingParams:
+    """A copy that the client cannot change any more, checked again: the client may have changed it since."""
+    if not isinstance(params, SamplingParams):
+        raise InputError(f"sampling_params must be SamplingParams, got {str(params)[:80]!r}")
+    return params.clone() if output_kind is None else params.clone(output_kind=output_kind)
+
+
 def _with_seed(sampling: RowSampling, seed: int) -> RowSampling:
     seed = (seed + 2**63) % 2**64 - 2**63  # as a signed 64-bit integer
     return msgspec.structs.replace(sampling, seed=seed)
 
 
 def _token_ids(ids: Any) -> list[int]:
-    if not isinstance(ids, Sequence) or any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
+    is_list = isinstance(ids, Sequence) and not isinstance(ids, (str, bytes, bytearray))
+    if not is_list or any(not isinstance(i, int) or isinstance(i, bool) for i in ids):
         raise InputError(f"prompt_token_ids must be a list of ints, got {str(ids)[:80]}")
     return list(ids)
 
 
-def _check_leaves_choice(allowed: tuple[int, ...] | None, bad_words: tuple[tuple[int, ...], ...]) -> None:
-    if allowed is not None and set(allowed) <= {word[0] for word in bad_words if len(word) == 1}:
+def _check_salt(salt: Any) -> None:
+    if salt is None:
+        return
+    if not isinstance(salt, str) or not salt:
+        raise InputError(f"cache_salt must be a text of at least one character, got {str(salt)[:80]!r}")
+    try:
+        salt.encode()
+    except UnicodeError as error:
+        raise InputError(f"cache_salt is not valid Unicode text: {error}") from None
+
+
+def _check_leaves_choice(
+    allowed: tuple[int, ...] | None, bad_words: tuple[tuple[int, ...], ...], suppressed: frozenset[int]
+) -> None:
+    """`suppressed`: what cannot be the first token because of min_tokens."""
+    if allowed is None:
+        return
+    left = set(allowed) - {word[0] for word in bad_words if len(word) == 1}
+    if not left:
         raise InputError("bad_words forbid every token of allowed_token_ids; no token would be left to choose")
+    if left <= suppressed:
+        raise InputError(
+            "min_tokens forbids stop tokens at first, and allowed_token_ids has no others; add some or drop min_tokens"
+        )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any, NoReturn
 
 from motet.core.config import EngineArgs
@@ -12,7 +12,7 @@ from motet.core.errors import EngineDeadError, InputError, UnsupportedError
 from motet.core.outputs import RequestOutput
 from motet.core.params import RequestOutputKind, SamplingParams
 from motet.engine.engine import Engine
-from motet.engine.inputs import Prompt
+from motet.engine.inputs import Prompt, own_params
 from motet.text.tokenizer import Tokenizer
 
 Messages = list[dict[str, Any]]
@@ -21,7 +21,7 @@ Messages = list[dict[str, Any]]
 class LLM:
     """A model and an engine in this process.
 
-    model: a folder, a GGUF file, the name of a packaged model ("smollm2") or a hub id. Options: the fields of EngineArgs.
+    model: a folder, a GGUF file, the name of a packaged model ("smollm2") or a hub id; options: EngineArgs' fields.
     Raises ConfigError, UnsupportedError, LoadError or CapacityError.
     """
 
@@ -39,8 +39,8 @@ class LLM:
         """Answer all prompts; outputs come in the order of the prompts.
 
         prompts: texts, lists of token ids, or dicts with `prompt` or `prompt_token_ids` and optionally `cache_salt`.
-        A prompt or parameter that cannot be served raises InputError before anything runs. A request that fails while it
-        runs has finish_reason "error"; the others are not affected.
+        A prompt or parameter that cannot be served raises InputError before anything runs. A request that fails while
+        it runs has finish_reason "error"; the others are not affected.
         """
         if lora_request is not None:
             raise UnsupportedError("lora_request is not supported yet; leave it out")
@@ -64,9 +64,10 @@ class LLM:
         except EngineDeadError:
             raise
         except BaseException:  # Ctrl-C among them: leave nothing of these requests behind
-            engine.abort(keys)
-            while engine.has_work:
-                engine.step()
+            with suppress(EngineDeadError):
+                engine.abort(keys)
+                while engine.has_work:
+                    engine.step()
             raise
         return [done[key] for key in keys]
 
@@ -77,15 +78,17 @@ class LLM:
         use_tqdm: bool = True,
         lora_request: None = None,
         chat_template: str | None = None,
+        chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         tools: list[dict[str, Any]] | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation, or each of several, through the model's chat template."""
-        conversations: list[Messages] = (
-            [messages] if not messages or isinstance(messages[0], Mapping) else list(messages)  # type: ignore[list-item, arg-type]
-        )
+        if chat_template_content_format != "auto":
+            raise UnsupportedError(f"chat_template_content_format={chat_template_content_format!r} is not supported")
+        is_one = isinstance(messages, Mapping) or not messages or isinstance(messages[0], Mapping)
+        conversations: list[Messages] = [messages] if is_one else list(messages)  # type: ignore[list-item, arg-type]
         tokenizer = self.get_tokenizer()
         prompts: list[Prompt] = []
         for conversation in conversations:
@@ -106,12 +109,12 @@ class LLM:
     ) -> list[SamplingParams]:
         if params is None:
             params = self.engine.default_params
-        params_list = [params] * num_prompts if isinstance(params, SamplingParams) else list(params)
+        params_list = list(params) if isinstance(params, Sequence) else [params] * num_prompts
         if len(params_list) != num_prompts:
             raise InputError(
                 f"{num_prompts} prompts, but {len(params_list)} sampling_params; give one, or one per prompt"
             )
-        return [params.clone(output_kind=RequestOutputKind.FINAL_ONLY) for params in params_list]
+        return [own_params(params, RequestOutputKind.FINAL_ONLY) for params in params_list]
 
     def get_tokenizer(self) -> Tokenizer:
         if self.engine.facts.tokenizer is None:
@@ -157,7 +160,9 @@ class LLM:
 
 def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     """One prompt or many: a list of ints is one prompt."""
-    if isinstance(prompts, (str, Mapping)) or (prompts and isinstance(prompts[0], int)):
+    if isinstance(prompts, (str, Mapping)) or not isinstance(prompts, Sequence):
+        return [prompts]
+    if len(prompts) > 0 and isinstance(prompts[0], int):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
 

@@ -13,7 +13,6 @@ from motet.engine.inputs import ParsedPrompt, answer_id, split_answer_id
 from motet.text.output import TextSink, make_text_sink
 from motet.text.tokenizer import Tokenizer
 
-
 KeyedOutput = tuple[str, RequestOutput]
 
 
@@ -29,6 +28,7 @@ class Answer:
     cumulative_logprob: float | None = None
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
+    num_preemptions: int = 0
     sent_pieces: int = 0
     sent_tokens: int = 0
 
@@ -56,6 +56,7 @@ class OpenRequest:
     metrics: RequestMetrics
     prompt_logprobs: list[LogprobDict | None] | None
     num_cached_tokens: int | None = None
+    has_sent: bool = False
 
     @property
     def is_finished(self) -> bool:
@@ -109,7 +110,8 @@ class OutputProcessor:
             stop = self._apply(request, request.answers[index], delta)
             if stop is not None and delta.finish_reason is None:
                 stops.append((delta.request_id, stop))
-            changed.setdefault(key, []).append(index)
+            if delta.token_ids or delta.finish_reason is not None:  # prompt logprobs wait for the first token
+                changed.setdefault(key, []).append(index)
         outputs = [(key, self._output(self._open[key], indices)) for key, indices in changed.items()]
         return [(key, output) for key, output in outputs if output is not None], stops
 
@@ -130,6 +132,8 @@ class OutputProcessor:
             request.metrics.first_token_time = now
         if request.num_cached_tokens is None:
             request.num_cached_tokens = delta.num_cached_tokens
+        answer.num_preemptions = delta.num_preemptions
+        request.metrics.num_preemptions = sum(answer.num_preemptions for answer in request.answers)
         if request.prompt_logprobs is not None:
             for offset, entry in enumerate(delta.prompt_logprobs):
                 request.prompt_logprobs[delta.prompt_logprobs_start + offset] = self._logprob_dict(entry)
@@ -170,13 +174,15 @@ class OutputProcessor:
             return None
         only_new = kind is RequestOutputKind.DELTA
         answers = [request.answers[i] for i in dict.fromkeys(indices)] if only_new else request.answers
+        prompt_logprobs = None if only_new and request.has_sent else request.prompt_logprobs
+        request.has_sent = True
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt.text,
             prompt_token_ids=request.prompt.token_ids,
             outputs=[answer.output(only_new) for answer in answers],
             finished=finished,
-            prompt_logprobs=request.prompt_logprobs,
+            prompt_logprobs=prompt_logprobs,
             num_cached_tokens=request.num_cached_tokens,
             metrics=request.metrics,
         )

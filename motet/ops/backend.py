@@ -18,7 +18,7 @@ from motet.ops.reference import rope as _rope
 class ReferenceOps:
     """Each method's contract is the docstring of the function of the same name in `motet.ops.reference`.
 
-    Weights of `linear`, `logits` and `moe` are first given to `pack_linear`, so that a backend can keep a layout of its own.
+    Weights of `linear`, `logits` and `moe` are first given to `pack_linear`, so a backend can keep a layout of its own.
     """
 
     name = "reference"

@@ -18,7 +18,7 @@ from motet.tensors.forward import ForwardBatch, StepRows
 class PersistentBatch:
     """Tokens, block tables and sampling columns of every live request, by row.
 
-    Written by `apply` (what the plan says) and `commit` (what the head sampled), both on the runner's thread; so a token
+    Written by `apply` (what the plan says) and `commit` (what the head sampled), both on the runner thread: a token
     that step n samples is in place when step n + 1 gathers.
     """
 

@@ -19,7 +19,14 @@ from motet.ops.backend import ReferenceOps
 from motet.runner.batch import PersistentBatch
 from motet.runner.executor import EagerExecutor
 from motet.runner.heads.autoregressive import AutoregressiveHead
-from motet.runner.memory import CPU_SHARE, activation_bytes, available_bytes, describe_capacity, plan_capacity
+from motet.runner.memory import (
+    CPU_SHARE,
+    activation_bytes,
+    available_bytes,
+    check_fits,
+    describe_capacity,
+    plan_capacity,
+)
 from motet.runner.runner import Runner
 from motet.sampling.sampler import Sampler
 from motet.tensors.states import StateStore
@@ -39,7 +46,7 @@ class RunnerPlan:
 
 
 def choose_ops() -> ReferenceOps:
-    """The C++ kernels where they are built, else (or with MOTET_OPS=reference) the definition in torch."""
+    """The C++ kernels where they are built, else the definition in torch; MOTET_OPS=cpu or =reference insists."""
     wanted = os.environ.get("MOTET_OPS", "auto")
     if wanted not in ("auto", "reference", "cpu"):
         raise ConfigError(f"MOTET_OPS must be auto, cpu or reference, got {wanted!r}")
@@ -47,6 +54,8 @@ def choose_ops() -> ReferenceOps:
         return ReferenceOps()
     from motet.ops.cpu.backend import CpuOps, is_available
 
+    if wanted == "cpu" and not is_available():
+        raise ConfigError("MOTET_OPS=cpu, but this installation has no C++ kernels; install a compiler and Motet again")
     return CpuOps() if is_available() else ReferenceOps()
 
 
@@ -66,23 +75,31 @@ def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int
     loaded = load_model(checkpoint, choose_ops(), attention, dtype, kv_dtype, max_model_len)
     groups = group_states(loaded.states, max_model_len)
     capacity = plan_capacity(
-        config.cache, config.scheduler, groups, max_model_len, _budget(config, checkpoint, loaded.vocab_size)
+        config.cache, config.scheduler, groups, max_model_len, state_budget(config, checkpoint, loaded.vocab_size)
     )
-    get_logger().info(
+    check_fits(capacity, groups, available_bytes())
+    log = get_logger()
+    if checkpoint.gguf is not None:
+        types = ", ".join(f"{count} {kind}" for kind, count in sorted(checkpoint.gguf.types.items()))
+        log.info("GGUF tensors (%s) are dequantised to %s at load", types, dtype)
+    log.info(
         "weights %s, %.0f MiB; KV cache %s", dtype, loaded.num_weight_bytes / 2**20, describe_capacity(capacity, groups)
     )
     return RunnerPlan(loaded, attention, groups, capacity, max_model_len)
 
 
-def _budget(config: EngineConfig, checkpoint: Checkpoint, vocab_size: int) -> int:
-    """Bytes for the KV cache: as asked for, else a share of what is available less what a step needs."""
+def state_budget(config: EngineConfig, checkpoint: Checkpoint, vocab_size: int, num_unread_bytes: int = 0) -> int:
+    """Bytes for the KV cache: as asked for, else a share of what is available less what a step needs.
+
+    num_unread_bytes: of weights that are still to be loaded. Raises CapacityError.
+    """
     if config.cache.kv_cache_memory_bytes is not None:
         return config.cache.kv_cache_memory_bytes
     share = config.cache.memory_utilization or CPU_SHARE
     values = checkpoint.config
     hidden = int(values.get("hidden_size") or values.get("n_embd") or 0)
     inner = int(values.get("intermediate_size") or 4 * hidden)
-    available = available_bytes()
+    available = max(0, available_bytes() - num_unread_bytes)
     needed = activation_bytes(config.scheduler, hidden, inner, vocab_size)
     budget = int(available * share) - needed
     if budget <= 0:

@@ -7,6 +7,7 @@ from pathlib import Path
 import psutil
 
 from motet.core.config import CacheConfig, SchedulerConfig
+from motet.core.errors import CapacityError
 from motet.core.state import Capacity, StateGroup
 
 CPU_SHARE = 0.5  # of the available memory, when memory_utilization is not given: others live on this machine too
@@ -70,6 +71,19 @@ def plan_capacity(
     )
     num_requests = min(budget_bytes / bytes_per_request, scheduler.max_num_seqs)
     return Capacity(block_size, tuple(int(num_requests * blocks) + 1 for blocks in per_request))
+
+
+def check_fits(capacity: Capacity, groups: tuple[StateGroup, ...], available: int) -> None:
+    """Raises CapacityError when the blocks that were asked for take more than `available` bytes."""
+    needed = sum(
+        blocks * capacity.block_size * group.bytes_per_token
+        for blocks, group in zip(capacity.num_blocks, groups, strict=True)
+    )
+    if needed > available:
+        raise CapacityError(
+            f"the KV cache that was asked for takes {needed / 2**20:.0f} MiB, but only {available / 2**20:.0f} MiB of "
+            "memory are available; lower kv_cache_memory_bytes or num_blocks_override, or leave them out"
+        )
 
 
 def describe_capacity(capacity: Capacity, groups: tuple[StateGroup, ...]) -> str:

@@ -212,7 +212,6 @@ class StateCache:
                 if block != NULL_BLOCK:
                     group.pool.release(block)
         request.blocks = []
-        request.num_registered = 0
 
     def distrust(self, request: Request) -> None:
         """Take what `request` has computed out of the prefix cache; what it had found there at first may stay."""

@@ -293,6 +293,7 @@ class Scheduler:
             prompt_logprobs=news.prompt_logprobs,
             prompt_logprobs_start=prompt_logprobs_start,
             num_cached_tokens=request.num_cached or 0,
+            num_preemptions=request.num_preemptions,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             error=news.error,

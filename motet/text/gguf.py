@@ -6,7 +6,8 @@ byte-level BPE with merges, and "llama", SentencePiece BPE with scores.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
@@ -112,14 +113,20 @@ def _byte_level(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
     """The backend, and whether it adds BOS when the file does not say."""
     cut = find_cut(vocabulary.get("pre", "default"))
     merges = [_split_merge(merge) for merge in vocabulary.require("merges")]
-    try:
+    with _fitting():
         model = models.BPE(vocab=vocabulary.ids, merges=merges, ignore_merges=cut.ignore_merges)
-    except Exception as error:  # the library raises bare Exception
-        raise LoadError(f"the GGUF file's merges do not fit its vocabulary: {error}") from None
     backend = tokenizers.Tokenizer(model)
     backend.pre_tokenizer = cut.pre_tokenizer()
     backend.decoder = decoders.ByteLevel()
     return backend, cut.adds_bos
+
+
+@contextmanager
+def _fitting() -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # the library raises bare Exception
+        raise LoadError(f"the GGUF file's vocabulary is damaged: {error}") from None
 
 
 def _split_merge(merge: str) -> tuple[str, str]:
@@ -130,7 +137,9 @@ def _split_merge(merge: str) -> tuple[str, str]:
 def _sentencepiece(vocabulary: _Vocabulary) -> tuple[tokenizers.Tokenizer, bool]:
     add_space_prefix = bool(vocabulary.get("add_space_prefix", True))
     unknown = vocabulary.token("unknown_token_id")
-    backend = make_sentencepiece(vocabulary.tokens, vocabulary.scores(), unknown, add_space_prefix)
+    scores = vocabulary.scores()
+    with _fitting():
+        backend = make_sentencepiece(vocabulary.tokens, scores, unknown, add_space_prefix)
     return backend, True
 
 
@@ -145,11 +154,18 @@ def _end_ids(vocabulary: _Vocabulary) -> list[int]:
 def _add_special(backend: tokenizers.Tokenizer, vocabulary: _Vocabulary, end_ids: list[int]) -> None:
     """Control and unknown tokens (also those that end an answer, whatever their type) are special; user-defined
     ones are found in the raw text just the same, but show when decoding."""
-    special_ids = {index for index, kind in enumerate(vocabulary.types) if kind in (UNKNOWN, CONTROL)} | {*end_ids}
-    defined_ids = {index for index, kind in enumerate(vocabulary.types) if kind == USER_DEFINED} - special_ids
-    for ids, is_special in ((special_ids, True), (defined_ids, False)):
-        tokens = [AddedToken(vocabulary.tokens[index], special=is_special, normalized=False) for index in sorted(ids)]
-        backend.add_special_tokens(tokens) if is_special else backend.add_tokens(tokens)
+    marked = {index for index, kind in enumerate(vocabulary.types) if kind in (UNKNOWN, CONTROL, USER_DEFINED)}
+    ends = set(end_ids)
+    backend.add_tokens(
+        [
+            AddedToken(
+                vocabulary.tokens[index],
+                special=index in ends or vocabulary.types[index] != USER_DEFINED,
+                normalized=False,
+            )
+            for index in sorted(marked | ends)
+        ]
+    )
 
 
 def _add_post_processor(

@@ -115,10 +115,13 @@ def _add_tokens(
     for _, fields in sorted(config.get("added_tokens_decoder", {}).items(), key=lambda item: int(item[0])):
         if (content := _content(fields)) is not None:
             wanted[content] = _added_token(content, fields)
+    for name in special.values():
+        wanted.setdefault(name, AddedToken(name, special=True)).special = True
     extra = config.get("extra_special_tokens") or config.get("additional_special_tokens") or []
     extras = [_content(item) for item in (extra.values() if isinstance(extra, Mapping) else extra)]
-    for name in [*special.values(), *(content for content in extras if content is not None)]:
-        wanted.setdefault(name, AddedToken(name, special=True)).special = True
+    for content in extras:
+        if content is not None:
+            wanted.setdefault(content, AddedToken(content, special=True))
     backend.add_tokens([token for name, token in wanted.items() if name not in known])
 
 

@@ -13,6 +13,7 @@ from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Sequence, Split
 
 from motet.core.errors import UnsupportedError
 
+GPT2_WORD = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 CONTRACTION = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 CASED_WORD = (
@@ -23,24 +24,22 @@ CASED_REST = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 class Cut(NamedTuple):
-    """`patterns` are applied one after the other; `gpt2`: GPT-2's own pattern follows.
+    """`patterns` are applied one after the other, each to what the ones before left.
 
     ignore_merges: a word that is a token is taken whole. adds_bos: what holds when the file does not say.
     """
 
-    patterns: tuple[str, ...] = ()
-    gpt2: bool = False
+    patterns: tuple[str, ...]
     ignore_merges: bool = False
     adds_bos: bool = False
 
     def pre_tokenizer(self) -> PreTokenizer:
-        steps: list[PreTokenizer] = [Split(Regex(pattern), "isolated") for pattern in self.patterns]
-        steps.append(ByteLevel(add_prefix_space=False, use_regex=self.gpt2))
-        return Sequence(steps)
+        splits = [Split(Regex(pattern), "isolated") for pattern in self.patterns]
+        return Sequence([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
 
 
-GPT2 = Cut(gpt2=True)
-DIGITS_GPT2 = Cut((r"\p{N}",), gpt2=True)
+GPT2 = Cut((GPT2_WORD,))
+DIGITS_GPT2 = Cut((r"\p{N}", GPT2_WORD))
 LLAMA3 = Cut((rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{REST}",))
 LLAMA3_BOS = LLAMA3._replace(ignore_merges=True, adds_bos=True)
 QWEN2 = Cut((rf"{CONTRACTION}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{REST}",))
@@ -53,9 +52,9 @@ QWEN35 = Cut(
 TEKKEN = Cut((CASED_WORD.replace("{suffix}", "") + rf"|\p{{N}}|{CASED_REST}",), ignore_merges=True, adds_bos=True)
 GPT4O = Cut((CASED_WORD.replace("{suffix}", CONTRACTION + "?") + rf"|\p{{N}}{{1,3}}|{CASED_REST}",))
 BLOOM = Cut((r" ?[^(\s|[.,!?…。，、।۔،])]+",))
-FALCON = Cut((r"[\p{P}\$\+<=>\^~\|`]+",), gpt2=True)
+FALCON = Cut((r"[\p{P}\$\+<=>\^~\|`]+", GPT2_WORD, r"[0-9][0-9][0-9]"))
 DEEPSEEK_CODER = Cut((r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[一-龥ࠀ-一가-퟿]+", r"\p{N}"))
-DEFAULT = Cut((r"[\p{P}\$\+<=>\^~\|]+",), gpt2=True)
+DEFAULT = Cut((r"[\p{P}\$\+<=>\^~\|]+", GPT2_WORD, r"\p{N}+", r"[0-9][0-9][0-9]"))
 
 CUTS: dict[str, Cut] = {
     "default": DEFAULT,

@@ -10,7 +10,7 @@ from transformers import MinPLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from motet.core.params import RowSampling
 from motet.sampling import blocks
-from motet.sampling.steps import NUCLEUS_WIDTH, MinP, TopK, TopP, min_p, top_k, top_p
+from motet.sampling.steps import MinP, TopK, TopP, min_p, top_k, top_p
 from tests.sampling.rows import Row, processed, random_logits, view_of
 
 NO_IDS = torch.zeros(1, 1, dtype=torch.int64)

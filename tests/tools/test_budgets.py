@@ -1,4 +1,4 @@
-"""The budget check finds what is over, and this checkout is within."""
+"""The budget check finds what is over."""
 
 from __future__ import annotations
 
@@ -8,17 +8,11 @@ import pytest
 
 from tools import budgets
 
-ROOT = Path(__file__).parents[2]
-
 
 def write(root: Path, name: str, num_lines: int) -> None:
     path = root / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text("x = 1\n" * num_lines)
-
-
-def test_this_checkout_is_within_its_budgets() -> None:
-    assert budgets.main(ROOT) == 0
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tens
 
 
 def logits(x: Tensor, weight: Tensor, bias: Tensor | None = None, soft_cap: float | None = None) -> Tensor:
-    """Scores over the vocabulary in float32: x [L, K] times weight [V, K] transposed, optionally cap * tanh(s / cap)."""
+    """Scores over the vocabulary, float32 [L, V]: x [L, K] times weight [V, K] transposed, then cap * tanh(s / cap)."""
     out = F.linear(x, weight, bias).float()
     return out if soft_cap is None else torch.tanh(out / soft_cap) * soft_cap
 

@@ -1,0 +1,93 @@
+"""The parts fit together for every dtype, and what does not fit the memory is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+import pytest
+import torch
+
+from motet.core.errors import CapacityError, ConfigError
+from motet.runner import build
+from tests.engine.driver import alone, answers, generate, greedy, make_engine, oracle_greedy, random_prompts
+
+LENGTHS = (1, 9, 30)
+
+
+@pytest.mark.parametrize("family", ["Llama", "Gemma3"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_runs_end_to_end(tiny_checkpoints: Any, family: str, dtype: str) -> None:
+    folder, _ = tiny_checkpoints(family)
+    engine = make_engine(folder, dtype=dtype)
+    states = engine.core.runner.executor.states  # type: ignore[attr-defined]
+    assert states.paged("model.layers.0.self_attn").k.dtype == getattr(torch, dtype)
+    prompts = random_prompts(LENGTHS)
+    outputs = generate(engine, prompts, greedy(logprobs=1))
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [12] * len(LENGTHS)
+    # The first token is clear enough to be float32's. (Later ones follow a rounded history.)
+    full = alone(make_engine(folder), prompts, greedy(max_tokens=1))
+    assert [ids[:1] for ids in answers(outputs)] == full
+
+
+def test_a_cache_of_lower_precision_than_the_model(tiny_checkpoints: Any) -> None:
+    folder, oracle = tiny_checkpoints("Llama")
+    engine = make_engine(folder, kv_cache_dtype="bfloat16", kv_cache_memory_bytes=1 << 16)
+    full = make_engine(folder, kv_cache_memory_bytes=1 << 16)
+    assert engine.capacity.num_blocks[0] - 1 == 2 * (full.capacity.num_blocks[0] - 1)
+    prompts = random_prompts(LENGTHS)
+    together = answers(generate(engine, prompts, greedy()))
+    assert together == alone(engine, prompts, greedy())
+    chunked = make_engine(folder, kv_cache_dtype="bfloat16", max_num_batched_tokens=3)
+    assert together == answers(generate(chunked, prompts, greedy()))
+    assert [ids[:1] for ids in together] == [oracle_greedy(oracle, prompt, 1) for prompt in prompts]
+
+
+def test_a_cache_larger_than_the_memory_is_refused(tiny_checkpoints: Any) -> None:
+    folder, _ = tiny_checkpoints("Llama")
+    with pytest.raises(CapacityError, match="KV cache that was asked for.*lower .*num_blocks_override"):
+        make_engine(folder, num_blocks_override=1 << 40)
+
+
+@pytest.mark.parametrize(
+    ("available", "complaint"),
+    [
+        (500_000, "one step alone needs .* lower max_num_seqs or max_num_batched_tokens, or raise gpu_memory_util"),
+        (600_000, "one request of max_model_len=128 tokens needs 32 blocks.*lower max_model_len to at most"),
+    ],
+)
+def test_too_little_memory(
+    tiny_checkpoints: Any, monkeypatch: pytest.MonkeyPatch, available: int, complaint: str
+) -> None:
+    folder, _ = tiny_checkpoints("Llama")
+    monkeypatch.setattr(build, "available_bytes", lambda: available)
+    with pytest.raises(CapacityError, match=complaint):
+        make_engine(folder, kv_cache_memory_bytes=None)
+
+
+def test_a_share_of_the_memory_is_taken(tiny_checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = tiny_checkpoints("Llama")
+    monkeypatch.setattr(build, "available_bytes", lambda: 800_000)
+    sizes = [
+        make_engine(folder, kv_cache_memory_bytes=None, gpu_memory_utilization=share).capacity.num_blocks[0]
+        for share in (0.5, 1.0)
+    ]
+    per_block = 4 * 2 * 2 * 2 * 16 * 4  # tokens, K and V, layers, heads, head size, bytes
+    assert sizes[1] - sizes[0] == pytest.approx(400_000 / per_block, abs=2)
+
+
+def test_ops_can_be_chosen_and_a_wrong_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTET_OPS", "reference")
+    assert build.choose_ops().name == "reference"
+    monkeypatch.setenv("MOTET_OPS", "gpu")
+    with pytest.raises(ConfigError, match="MOTET_OPS must be .*'gpu'"):
+        build.choose_ops()
+
+
+def test_threads_follow_the_option() -> None:
+    before = torch.get_num_threads()
+    try:
+        assert build.set_threads(1) == torch.get_num_threads() == 1
+        assert 1 <= build.set_threads(None) <= psutil.cpu_count()
+    finally:
+        torch.set_num_threads(before)
