@@ -92,9 +92,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_key_value_heads": 2,
         "sliding_window": WINDOW,
         "partial_rotary_factor": 0.75,
+        # As long as the original: transformers and the engine agree on the short factors, whatever the prompt.
         "original_max_position_embeddings": 256,
-        "max_position_embeddings": 1024,
-        "rope_scaling": {"type": "longrope", "short_factor": LONG_FACTORS, "long_factor": LONG_FACTORS[::-1]},
+        "rope_scaling": {
+            "type": "longrope",
+            "factor": 4.0,
+            "short_factor": LONG_FACTORS,
+            "long_factor": LONG_FACTORS[::-1],
+        },
     },
 }
 # Gemma multiplies its embedding by 8; smaller tables keep a token from being its own successor for ever.

@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from motet.cli.interrupts import Interrupts, interrupts_noted
 from motet.cli.prompts import PromptMaker, with_changes
-from motet.cli.terminal import YELLOW, note
+from motet.cli.terminal import YELLOW, note, write_now
 from motet.core.errors import InputError
 from motet.core.outputs import CompletionOutput, LogprobDict, RequestOutput
 from motet.core.params import RequestOutputKind, SamplingParams
@@ -70,12 +70,13 @@ def check_output(source: str, target: str | None) -> None:
 
 
 @contextmanager
-def open_output(target: str | None) -> Iterator[TextIO]:
+def open_output(target: str | None) -> Iterator[Callable[[str], object]]:
+    """A function that writes a line where others see it at once."""
     if target is None or target == "-":
-        yield sys.stdout
+        yield write_now
         return
-    with open(target, "w", encoding="utf-8") as file:
-        yield file
+    with open(target, "w", encoding="utf-8", buffering=1) as file:
+        yield file.write
 
 
 class Batch:
@@ -233,9 +234,8 @@ def run_lines(
     """Answer all lines, with a progress bar where a terminal shows one, and a summary on stderr."""
     to_terminal = target in (None, "-") and sys.stdout.isatty()
     start = time.perf_counter()
-    with open_output(target) as file, _progress(len(lines), not quiet and not to_terminal) as advance:
-        tally = Batch(engine, prompts, defaults, with_token_ids, file.write, advance).run(lines)
-        file.flush()
+    with open_output(target) as write, _progress(len(lines), not quiet and not to_terminal) as advance:
+        tally = Batch(engine, prompts, defaults, with_token_ids, write, advance).run(lines)
     seconds = time.perf_counter() - start
     if not quiet:
         note(

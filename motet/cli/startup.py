@@ -87,17 +87,18 @@ class ImportTimer(PathFinder):
 def probe(prompt: Annotated[str, typer.Argument()], *, engine: Given) -> None:
     """Print the milestones of one run as JSON."""
     from motet.cli.answers import stream
-    from motet.cli.engine import import_engine
+    from motet.cli.engine import collector_paused, import_engine
     from motet.cli.prompts import PromptMaker, PromptStyle
     from motet.core.config import EngineArgs
     from motet.core.params import SamplingParams
 
     config = EngineArgs.from_options(engine).resolve()
     parsed = time.monotonic()
-    make = import_engine()
-    imported = time.monotonic()
-    opened = make(config)
-    loaded = time.monotonic()
+    with collector_paused():
+        make = import_engine()
+        imported = time.monotonic()
+        opened = make(config)
+        loaded = time.monotonic()
     params = SamplingParams(temperature=0, max_tokens=1, ignore_eos=True)
     stream(opened, PromptMaker(opened.facts.tokenizer, PromptStyle()).from_text(prompt), params, lambda text: None)
     first_token = time.monotonic()

@@ -50,7 +50,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str
-    threads: int | None  # None: the physical cores the process may use
+    threads: int | None  # None: as many as the process has CPUs
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,7 +172,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             ("max_num_batched_tokens", self.max_num_batched_tokens >= 1, least_one),
             ("scheduling_policy", self.scheduling_policy in ("fcfs", "priority"), "fcfs or priority"),
             ("device", self.device in ("auto", "cpu"), "cpu (auto means cpu)"),
-            ("threads", self.threads is None or self.threads >= 1, least_one),
+            ("threads", self.threads is None or 1 <= self.threads <= 1024, "from 1 to 1024"),
         ]
         for name, is_good, wanted in checks:
             if not is_good:

@@ -90,16 +90,16 @@ class LLM:
         is_one = isinstance(messages, Mapping) or not messages or isinstance(messages[0], Mapping)
         conversations: list[Messages] = [messages] if is_one else list(messages)  # type: ignore[list-item, arg-type]
         tokenizer = self.get_tokenizer()
+        options = {
+            "tools": tools,
+            "chat_template": chat_template,
+            "add_generation_prompt": add_generation_prompt,
+            "continue_final_message": continue_final_message,
+            **(chat_template_kwargs or {}),  # which may name one of the above again, as with vLLM
+        }
         prompts: list[Prompt] = []
         for conversation in conversations:
-            text = tokenizer.apply_chat_template(
-                conversation,
-                tools=tools,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                **(chat_template_kwargs or {}),
-            )
+            text = tokenizer.apply_chat_template(conversation, **options)
             # The template writes BOS itself where the model wants one.
             prompts.append({"prompt": text, "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False)})
         return self.generate(prompts, sampling_params, use_tqdm, lora_request)

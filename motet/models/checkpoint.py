@@ -10,13 +10,14 @@ from typing import Any
 
 from motet.core.config import ModelConfig
 from motet.core.errors import LoadError, UnsupportedError
-from motet.models.gguf import GGUFFile
+from motet.models.gguf import GGUFFile, part_number
 from motet.models.gguf_maps import config_of, family_of, rename
 from motet.models.registry import PACKAGED, packaged_model
 from motet.models.sources import DummySource, GGUFSource, SafetensorsSource
 from motet.nn.context import WeightSource
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
+HUB_REPEATED = ["*/*", "consolidated*"]  # the same weights in other formats
 
 
 @dataclass(frozen=True)
@@ -59,16 +60,14 @@ def locate(model: str, revision: str | None = None) -> Path:
 
 def _fetch(model: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     try:
-        return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES))
+        return Path(snapshot_download(model, revision=revision, allow_patterns=HUB_FILES, ignore_patterns=HUB_REPEATED))
     except LocalEntryNotFoundError:
         reason = "the hub cannot be reached and no copy is in the local cache"
-    except HfHubHTTPError as error:
-        reason = str(error).splitlines()[0]
-    except OSError as error:
-        reason = str(error)
+    except (HfHubHTTPError, HFValidationError, OSError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
     raise LoadError(f"model {model!r} is not on this machine and cannot be fetched: {reason}; give a local path")
 
 
@@ -76,38 +75,52 @@ def open_checkpoint(config: ModelConfig) -> Checkpoint:
     """Find the model and read its config; tensors are read later, when the model is built."""
     path = locate(config.model, config.revision)
     if path.is_dir() and not (path / "config.json").is_file():
-        files = sorted(path.glob("*.gguf"))
-        if not files:
-            raise LoadError(f"folder {str(path)!r} has neither config.json nor a *.gguf file: not a model")
-        if len(files) > 1 and "-00001-of-" not in files[0].name:
-            raise LoadError(f"folder {str(path)!r} has {len(files)} GGUF files; name the one to use")
-        path = files[0]
-    checkpoint = _open_folder(path, config) if path.is_dir() else _open_gguf(path)
-    checkpoint.config.update(config.hf_overrides)
+        path = _gguf_in(path)
+    checkpoint = _open_folder(path, config) if path.is_dir() else _open_gguf(path, config)
+    override(checkpoint.config, config.hf_overrides)
     return checkpoint
+
+
+def override(config: dict[str, Any], values: dict[str, Any]) -> None:
+    """`hf_overrides`: top-level keys. A `rope_theta` also replaces the one that transformers 5 keeps a level deeper."""
+    config.update(values)
+    rope = config.get("rope_parameters")
+    if "rope_theta" in values and isinstance(rope, dict):
+        rope.get("full_attention", rope)["rope_theta"] = values["rope_theta"]
+
+
+def _gguf_in(folder: Path) -> Path:
+    files = [file for file in sorted(folder.glob("*.gguf")) if part_number(file) in (None, 1)]
+    if not files:
+        raise LoadError(f"folder {str(folder)!r} has neither config.json nor a *.gguf file: not a model")
+    if len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise LoadError(f"folder {str(folder)!r} has {len(files)} GGUF models; name the one to use: {names}")
+    return files[0]
 
 
 def _open_folder(folder: Path, config: ModelConfig) -> Checkpoint:
     values = read_json(folder / "config.json")
-    if "quantization_config" in values:
-        method = values["quantization_config"].get("quant_method", "unknown")
-        raise UnsupportedError(f"{str(folder)!r} is quantised with {method!r}, which is not supported")
+    for key in ("quantization_config", "compression_config"):
+        if values.get(key):
+            raise UnsupportedError(f"{str(folder)!r} is quantised, which is not supported: {key}={values[key]}")
     generation = folder / "generation_config.json"
-    dummy = config.load_format == "dummy"
     return Checkpoint(
         where=str(folder),
         config=values,
-        source=DummySource() if dummy else SafetensorsSource(folder),
+        source=DummySource() if config.load_format == "dummy" else SafetensorsSource(folder),
         generation_config=read_json(generation) if generation.is_file() else {},
         folder=folder,
     )
 
 
-def _open_gguf(path: Path) -> Checkpoint:
+def _open_gguf(path: Path, config: ModelConfig) -> Checkpoint:
     file = GGUFFile(path)
     family = family_of(file)
     values = config_of(file, family)
-    source = GGUFSource(file, partial(rename, family), partial(family.restore, values))
+    source: WeightSource = GGUFSource(file, partial(rename, family), partial(family.restore, values))
+    if config.load_format == "dummy":
+        source = DummySource()
     return Checkpoint(where=str(path), config=values, source=source, gguf=file)
 
 

@@ -60,7 +60,7 @@ def require(config: dict[str, Any], key: str, *allowed: Any, allow_true: bool = 
     value = config.get(key, allowed[0])
     is_neutral = value in allowed and (allow_true or value is not True)
     # A list of layers that are all alike says nothing new.
-    if not is_neutral and not (isinstance(value, list) and set(value) <= {FULL}):
+    if not is_neutral and not (isinstance(value, list) and all(item == FULL for item in value)):
         raise UnsupportedError(f"{key}={value!r} of this checkpoint's config is not supported")
 
 

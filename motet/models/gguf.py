@@ -39,6 +39,12 @@ SCALARS = {
 SPLIT_NAME = re.compile(r"^(?P<stem>.*)-(?P<index>\d{5})-of-(?P<count>\d{5})\.gguf$")
 
 
+def part_number(path: Path) -> int | None:
+    """The number, from 1, of a part of a split model; None for a whole one."""
+    match = SPLIT_NAME.match(path.name)
+    return int(match["index"]) if match else None
+
+
 class TensorInfo(msgspec.Struct, frozen=True):
     """`shape` is torch's order (rows first); `offset` counts from the start of the file."""
 
@@ -128,14 +134,15 @@ class GGUFFile:
 
     def _read_part(self, path: Path) -> None:
         if not path.is_file():
-            is_part = SPLIT_NAME.match(path.name)
-            raise LoadError(
-                f"GGUF file {str(path)!r} does not exist{': a part of the model is missing' * bool(is_part)}"
-            )
+            hint = "" if part_number(path) is None else ": a part of the model is missing"
+            raise LoadError(f"GGUF file {str(path)!r} does not exist{hint}")
         with path.open("rb") as file:
             head = file.read(8)
             if head[:4] != MAGIC or len(head) < 8:
-                raise LoadError(f"{str(path)!r} is not a GGUF file: it begins with {head[:4]!r} instead of {MAGIC!r}")
+                raise LoadError(
+                    f"{str(path)!r} is not a GGUF file: it begins with {head[:4]!r} instead of {MAGIC!r}; of other "
+                    "formats, give the folder"
+                )
             # A private map: torch wants memory that it may write to, though nothing does.
             buffer = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         version = struct.unpack("<I", head[4:])[0]

@@ -19,7 +19,9 @@ PLAIN = {
     GGMLQuantizationType.F16: torch.float16,
     GGMLQuantizationType.BF16: torch.bfloat16,
 }
-CHUNK = 1 << 18  # elements at a time, so that the intermediate results stay in the cache
+# Elements at a time. Intermediate results stay in the cache; and torch does this many in one thread, so that no thread
+# waits for others at each small operator, which takes for ever on a busy machine.
+CHUNK = 1 << 15
 
 
 def _half(bytes_: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -34,18 +35,30 @@ def resolve_dtype(config: ModelConfig, checkpoint: Checkpoint) -> str:
     return own if own in DTYPES else "float32"
 
 
+LENGTH_KEYS = ("max_position_embeddings", "n_positions", "seq_length")
+
+
+def positions(config: dict[str, Any]) -> int | None:
+    """How many positions a model can use by its config; None where it does not say.
+
+    `max_position_embeddings` counts the rope scaling of llama3 and longrope, and Gemma 3's linear one. With linear and
+    dynamic scaling of other models it is the length before, to be multiplied by the factor. With yarn configs of either
+    kind are in use, so the original length times the factor decides. (What vLLM does, too.)
+    """
+    given = next((config[key] for key in LENGTH_KEYS if config.get(key)), None)
+    if given is None:
+        return None
+    length, rope = int(given), rope_parameters(config)
+    if rope.factor is None or str(config.get("model_type", "")).startswith("gemma3"):
+        return length
+    if rope.rope_type == "yarn":
+        return int((rope.original_max_position_embeddings or length) * rope.factor)
+    return int(length * rope.factor) if rope.rope_type in ("linear", "dynamic") else length
+
+
 def resolve_max_model_len(config: ModelConfig, checkpoint: Checkpoint) -> int:
-    """The context length: the option, or what the model was trained for. Raises ConfigError beyond that."""
-    values = checkpoint.config
-    trained = next(
-        (values[key] for key in ("max_position_embeddings", "n_positions", "seq_length") if values.get(key)), None
-    )
-    limit = trained
-    rope = rope_parameters(values)
-    if trained is not None and rope.factor is not None and rope.rope_type in ("linear", "dynamic", "yarn"):
-        # With these, configs give the length before scaling.
-        limit = int((rope.original_max_position_embeddings or trained) * rope.factor)
-        limit = max(limit, trained)
+    """The context length: the option, or all positions of the model. Raises ConfigError beyond those."""
+    limit = positions(checkpoint.config)
     if config.max_model_len is None:
         return limit or 2048
     if limit is not None and config.max_model_len > limit:

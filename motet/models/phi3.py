@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from motet.models.config import DecoderConfig, read_config
 from motet.nn.attention import Attention, RopeTable
 from motet.nn.context import BuildContext
@@ -45,10 +47,11 @@ class Phi3ForCausalLM(Decoder):
 
     def __init__(self, ctx: BuildContext, config_dict: dict[str, Any]) -> None:
         config = read_config(config_dict, Phi3Config)
-        trained_on = {**config_dict, "original_max_position_embeddings": config.original_max_position_embeddings}
-        rope = rope_table(
-            rope_parameters(trained_on), config.head_size, ctx.max_model_len, config.max_position_embeddings
-        )
+        known = {**config_dict, "original_max_position_embeddings": config.original_max_position_embeddings}
+        parameters = rope_parameters(known)
+        if parameters.rope_type == "yarn":  # what Phi-3's LongRoPE was called at first
+            parameters = msgspec.structs.replace(parameters, rope_type="longrope")
+        rope = rope_table(parameters, config.head_size, ctx.max_model_len, config.max_position_embeddings)
         embed = Embedding(ctx, "model.embed_tokens", config.vocab_size, config.hidden_size)
         super().__init__(
             ctx,

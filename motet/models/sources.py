@@ -16,33 +16,40 @@ from motet.core.errors import LoadError, UnsupportedError
 from motet.models.gguf import GGUFFile
 
 INDEX = "model.safetensors.index.json"
+FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class SafetensorsSource:
-    """All shards of a folder, memory-mapped. Raises LoadError for missing or damaged shards."""
+    """All shards of a folder, memory-mapped. Raises LoadError for missing, damaged or contradictory shards."""
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
         self._files: dict[str, Any] = {}
+        paths: dict[str, Path] = {}
         for path in self._shards(folder):
-            if not path.is_file():
-                raise LoadError(f"weight file {str(path)!r} is named in {INDEX} but missing; fetch the model again")
-            try:
-                file = safe_open(str(path), framework="pt")
-            except (SafetensorError, OSError) as error:
-                raise LoadError(
-                    f"weight file {str(path)!r} is truncated or damaged ({error}); fetch it again"
-                ) from None
-            self._files.update(dict.fromkeys(file.keys(), file))
+            file = self._open(path)
+            for name in list(file.keys()):
+                if name in paths:
+                    raise LoadError(f"tensor {name!r} is in both {str(paths[name])!r} and {path.name!r}; remove one")
+                paths[name], self._files[name] = path, file
+
+    @staticmethod
+    def _open(path: Path) -> Any:
+        if not path.is_file():
+            raise LoadError(f"weight file {str(path)!r} is named in {INDEX} but missing; fetch the model again")
+        try:
+            return safe_open(str(path), framework="pt")
+        except (SafetensorError, OSError) as error:
+            raise LoadError(f"weight file {str(path)!r} is truncated or damaged ({error}); fetch it again") from None
 
     @staticmethod
     def _shards(folder: Path) -> list[Path]:
         if (folder / INDEX).is_file():
             try:
-                index = json.loads((folder / INDEX).read_text())["weight_map"]
-            except (ValueError, KeyError) as error:
-                raise LoadError(f"{str(folder / INDEX)!r} is not a valid index: {error!r}") from None
-            return [folder / name for name in sorted(set(index.values()))]
+                names = set(json.loads((folder / INDEX).read_text())["weight_map"].values())
+                return [folder / name for name in sorted(names)]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise LoadError(f"{str(folder / INDEX)!r} is not a valid index: {error!r}; fetch it again") from None
         files = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else []
         files = files or sorted(folder.glob("*.safetensors"))
         if files:
@@ -56,8 +63,9 @@ class SafetensorsSource:
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         tensor: Tensor = self._files[name].get_tensor(name)
-        if not tensor.is_floating_point():
-            raise UnsupportedError(f"tensor {name!r} in {self.where!r} is {tensor.dtype}: quantised weights")
+        if tensor.dtype not in FLOATS:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise UnsupportedError(f"tensor {name!r} in {self.where!r} is quantised ({kind}), which is not supported")
         return tensor.to(dtype)
 
 

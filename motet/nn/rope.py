@@ -38,6 +38,12 @@ class RopeParameters(msgspec.Struct, frozen=True, kw_only=True):
     long_factor: list[float] | None = None
     freq_factors: list[float] | None = None  # GGUF's rope_freqs: divisors of the frequencies
 
+    def __post_init__(self) -> None:
+        for name in ("rope_theta", "factor", "original_max_position_embeddings", "attention_factor"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be greater than 0, got {value}")
+
 
 def rope_parameters(config: dict[str, Any], default_theta: float = 10000.0) -> RopeParameters:
     """Read `rope_parameters` (transformers 5) or `rope_theta` and `rope_scaling` (before).
@@ -68,8 +74,18 @@ def _require(parameters: RopeParameters, name: str) -> Any:
     return value
 
 
+def _periods(theta: float, dim: int) -> Tensor:
+    return theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+
+
 def _plain(theta: float, dim: int) -> Tensor:
-    return 1.0 / theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)
+    return 1.0 / _periods(theta, dim)
+
+
+def _divisors(values: list[float], name: str, dim: int) -> Tensor:
+    if len(values) != (dim + 1) // 2:
+        raise LoadError(f"{name} of the rope parameters has {len(values)} values, but {(dim + 1) // 2} are needed")
+    return torch.tensor(values, dtype=torch.float32)
 
 
 def _default(p: RopeParameters, dim: int, max_len: int, trained_len: int) -> tuple[Tensor, float]:
@@ -90,7 +106,7 @@ def _dynamic(p: RopeParameters, dim: int, max_len: int, trained_len: int) -> tup
 
 def _llama3(p: RopeParameters, dim: int, max_len: int, trained_len: int) -> tuple[Tensor, float]:
     """Llama 3.1: long wavelengths are slowed by `factor`, short ones kept, those between interpolated."""
-    factor, original = _require(p, "factor"), _require(p, "original_max_position_embeddings")
+    factor, original = _require(p, "factor"), p.original_max_position_embeddings or trained_len
     frequencies = _plain(p.rope_theta, dim)
     wavelengths = 2 * math.pi / frequencies
     blend = (original / wavelengths - p.low_freq_factor) / (p.high_freq_factor - p.low_freq_factor)
@@ -100,7 +116,7 @@ def _llama3(p: RopeParameters, dim: int, max_len: int, trained_len: int) -> tupl
 
 def _yarn(p: RopeParameters, dim: int, max_len: int, trained_len: int) -> tuple[Tensor, float]:
     """YaRN (Peng et al. 2023): interpolate by parts, and sharpen attention by a factor of its own."""
-    original = _require(p, "original_max_position_embeddings")
+    original = p.original_max_position_embeddings or trained_len
     factor = p.factor if p.factor is not None else trained_len / original
 
     def sharpen(scale: float) -> float:
@@ -114,9 +130,9 @@ def _yarn(p: RopeParameters, dim: int, max_len: int, trained_len: int) -> tuple[
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
     ramp = (torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low if high != low else 0.001)
-    interpolated = ramp.clamp(0, 1)
-    frequencies = _plain(p.rope_theta, dim)
-    mixed = frequencies / factor * interpolated + frequencies * (1 - interpolated)
+    kept = 1 - ramp.clamp(0, 1)
+    periods = _periods(p.rope_theta, dim)
+    mixed = 1.0 / (factor * periods) * (1 - kept) + 1.0 / periods * kept
     if p.attention_factor is not None:
         return mixed, p.attention_factor
     if p.mscale and p.mscale_all_dim:
@@ -127,14 +143,13 @@ def _yarn(p: RopeParameters, dim: int, max_len: int, trained_len: int) -> tuple[
 def _longrope(p: RopeParameters, dim: int, max_len: int, trained_len: int) -> tuple[Tensor, float]:
     """LongRoPE (Ding et al. 2024): one divisor per dimension, another set of them beyond the original length."""
     original = p.original_max_position_embeddings or trained_len
-    divisors = torch.tensor(_require(p, "long_factor" if max_len > original else "short_factor"), dtype=torch.float32)
+    factor = p.factor if p.factor is not None else trained_len / original
+    name = "long_factor" if max_len > original else "short_factor"
+    divisors = _divisors(_require(p, name), name, dim)
+    frequencies = 1.0 / (divisors * _periods(p.rope_theta, dim))
     if p.attention_factor is not None:
-        attention_factor = p.attention_factor
-    else:
-        factor = p.factor if p.original_max_position_embeddings is None else trained_len / original
-        grown = factor if factor is not None else 1.0
-        attention_factor = 1.0 if grown <= 1.0 else math.sqrt(1 + math.log(grown) / math.log(original))
-    return _plain(p.rope_theta, dim) / divisors, attention_factor
+        return frequencies, p.attention_factor
+    return frequencies, 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 VARIANTS = {
@@ -152,12 +167,15 @@ def rope_table(parameters: RopeParameters, head_size: int, max_model_len: int, t
     """(cos, sin), each float32 [max_model_len, R / 2], R being the rotated part of the head.
 
     trained_len: the config's max_position_embeddings. The attention factor of yarn and longrope is in both tables.
+    Raises UnsupportedError for an unknown type, LoadError for parameters that are missing or do not fit.
     """
     if parameters.rope_type not in VARIANTS:
         raise unsupported("rope type", parameters.rope_type, VARIANTS)
     dim = int(head_size * parameters.partial_rotary_factor)
+    if not 2 <= dim + dim % 2 <= head_size:
+        raise LoadError(f"rope cannot rotate {dim} of {head_size} dimensions per head; check the config's head sizes")
     frequencies, attention_factor = VARIANTS[parameters.rope_type](parameters, dim, max_model_len, trained_len)
     if parameters.freq_factors is not None:
-        frequencies = frequencies / torch.tensor(parameters.freq_factors, dtype=torch.float32)
+        frequencies = frequencies / _divisors(parameters.freq_factors, "rope_freqs", dim)
     angles = torch.arange(max_model_len, dtype=torch.float32)[:, None] * frequencies
     return angles.cos() * attention_factor, angles.sin() * attention_factor

@@ -23,6 +23,7 @@ from motet.runner.memory import (
     CPU_SHARE,
     activation_bytes,
     available_bytes,
+    check_budget,
     check_fits,
     describe_capacity,
     plan_capacity,
@@ -74,9 +75,9 @@ def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int
     attention = PagedAttention()
     loaded = load_model(checkpoint, choose_ops(), attention, dtype, kv_dtype, max_model_len)
     groups = group_states(loaded.states, max_model_len)
-    capacity = plan_capacity(
-        config.cache, config.scheduler, groups, max_model_len, state_budget(config, checkpoint, loaded.vocab_size)
-    )
+    budget = state_budget(config, checkpoint, loaded.vocab_size)
+    check_budget(config.cache, config.scheduler, groups, max_model_len, budget)
+    capacity = plan_capacity(config.cache, config.scheduler, groups, max_model_len, budget)
     check_fits(capacity, groups, available_bytes())
     log = get_logger()
     if checkpoint.gguf is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -66,11 +68,36 @@ def plan_capacity(
     if cache.num_blocks_override is not None:
         return Capacity(block_size, (cache.num_blocks_override,) * len(groups))
     per_request = [group.blocks_needed(max_model_len, chunk, block_size) for group in groups]
-    bytes_per_request = sum(
-        blocks * group.bytes_per_token * block_size for blocks, group in zip(per_request, groups, strict=True)
-    )
-    num_requests = min(budget_bytes / bytes_per_request, scheduler.max_num_seqs)
+    num_requests = min(budget_bytes / request_bytes(groups, max_model_len, chunk, block_size), scheduler.max_num_seqs)
     return Capacity(block_size, tuple(int(num_requests * blocks) + 1 for blocks in per_request))
+
+
+def request_bytes(groups: tuple[StateGroup, ...], num_tokens: int, chunk: int, block_size: int) -> int:
+    """Most that one request of `num_tokens` holds at once when up to `chunk` tokens are computed per step."""
+    return sum(
+        group.blocks_needed(num_tokens, chunk, block_size) * block_size * group.bytes_per_token for group in groups
+    )
+
+
+def check_budget(
+    cache: CacheConfig,
+    scheduler: SchedulerConfig,
+    groups: tuple[StateGroup, ...],
+    max_model_len: int,
+    budget_bytes: int,
+) -> None:
+    """Raises CapacityError when the budget is too small for one request of max_model_len."""
+    chunk, block_size = scheduler.max_num_batched_tokens, cache.block_size
+    needed = request_bytes(groups, max_model_len, chunk, block_size)
+    if cache.num_blocks_override is not None or needed <= budget_bytes:
+        return
+    by_len = partial(request_bytes, groups, chunk=chunk, block_size=block_size)
+    longest = bisect_right(range(max_model_len), budget_bytes, key=by_len) - 1
+    shorter = f"lower max_model_len to at most {longest}, or " if longest >= 2 else ""
+    raise CapacityError(
+        f"one request of max_model_len={max_model_len} tokens needs {_mib(needed)} of KV cache, but its share of the "
+        f"memory is {_mib(budget_bytes)}; {shorter}raise kv_cache_memory_bytes or gpu_memory_utilization"
+    )
 
 
 def check_fits(capacity: Capacity, groups: tuple[StateGroup, ...], available: int) -> None:
@@ -81,9 +108,13 @@ def check_fits(capacity: Capacity, groups: tuple[StateGroup, ...], available: in
     )
     if needed > available:
         raise CapacityError(
-            f"the KV cache that was asked for takes {needed / 2**20:.0f} MiB, but only {available / 2**20:.0f} MiB of "
-            "memory are available; lower kv_cache_memory_bytes or num_blocks_override, or leave them out"
+            f"the KV cache that was asked for takes {_mib(needed)}, but only {_mib(available)} of memory are free; "
+            "lower kv_cache_memory_bytes or num_blocks_override, or leave them out"
         )
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:.1f} MiB"
 
 
 def describe_capacity(capacity: Capacity, groups: tuple[StateGroup, ...]) -> str:

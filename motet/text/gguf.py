@@ -11,9 +11,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, decoders, models, processors
+from tokenizers import AddedToken, decoders, models
 
 from motet.core.errors import LoadError, UnsupportedError
+from motet.text.bos_eos import bos_eos_processor
 from motet.text.pretokenizers import find_cut
 from motet.text.sentencepiece import make_sentencepiece
 from motet.text.tokenizer import Template, Tokenizer
@@ -178,13 +179,7 @@ def _add_post_processor(
     bos, eos = (special.get(name) if is_wanted else None for name, is_wanted in wanted.items())
     added = [token for token in (bos, eos) if token is not None]
     if added:
-        backend.post_processor = make_template(bos, eos, [(token, vocabulary.ids[token]) for token in added])
-
-
-def make_template(bos: str | None, eos: str | None, ids: list[tuple[str, int]]) -> processors.TemplateProcessing:
-    """Put BOS before and EOS after a text. `ids` lists the tokens used with their ids."""
-    single = [*([bos] if bos else []), "$A", *([eos] if eos else [])]
-    return processors.TemplateProcessing(single=single, special_tokens=list(dict.fromkeys(ids)))
+        backend.post_processor = bos_eos_processor(bos, eos, [(token, vocabulary.ids[token]) for token in added])
 
 
 def _chat_template(metadata: Mapping[str, Any]) -> Template | None:

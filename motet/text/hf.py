@@ -17,7 +17,7 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from motet.core.errors import LoadError, UnsupportedError
-from motet.text.gguf import make_template
+from motet.text.bos_eos import bos_eos_processor
 from motet.text.pretokenizers import QWEN2
 from motet.text.tokenizer import Template, Tokenizer
 
@@ -173,7 +173,7 @@ def _add_legacy_post_processor(
     eos = special.get("eos_token") if config.get("add_eos_token") else None
     ids = [(token, token_id) for token in (bos, eos) if token and (token_id := backend.token_to_id(token)) is not None]
     if ids:
-        backend.post_processor = make_template(bos, eos, ids)
+        backend.post_processor = bos_eos_processor(bos, eos, ids)
 
 
 def _chat_template(folder: Path, config: Mapping[str, Any]) -> Template | None:

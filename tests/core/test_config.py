@@ -19,7 +19,7 @@ def make(**options: Any) -> EngineArgs:
 def test_an_unknown_option_with_and_without_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="unknown option 'max_num_seq'; did you mean 'max_num_seqs'"):
         make(max_num_seq=4)
-    with pytest.raises(ConfigError, match="unknown option 'qqq'$"):
+    with pytest.raises(ConfigError, match=r"unknown option 'qqq'$"):
         make(qqq=1)
 
 
@@ -59,6 +59,7 @@ def test_options_not_served_yet_are_refused_by_name_unless_they_ask_for_nothing(
         {"scheduling_policy": "lottery"},
         {"device": "cuda"},
         {"threads": 0},
+        {"threads": 10**6},
         {"block_size": "16"},
         {"max_model_len": 64.5},
         {"enable_prefix_caching": "yes"},

@@ -30,7 +30,7 @@ def test_every_float_must_be_a_finite_number(name: str, value: float) -> None:
 
 
 def test_a_bias_must_be_a_number() -> None:
-    with pytest.raises(InputError, match="logit_bias.*nan for token 5"):
+    with pytest.raises(InputError, match=r"logit_bias.*nan for token 5"):
         SamplingParams(logit_bias={4: 1.0, 5: math.nan})
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from motet.core.outputs import CompletionOutput, RequestOutput
 from motet.core.params import RequestOutputKind, SamplingParams
 from motet.engine.engine import Engine
+from motet.tensors.forward import ForwardBatch
+from motet.tensors.states import StateStore
 
 GREEDY: dict[str, Any] = {"temperature": 0.0, "max_tokens": 12, "ignore_eos": True}
 
@@ -102,3 +106,48 @@ def oracle_greedy(model: Any, prompt: Sequence[int], num_tokens: int) -> list[in
 def only(output: RequestOutput) -> CompletionOutput:
     (answer,) = output.outputs
     return answer
+
+
+def stream(engine: Engine, prompt: Any, params: SamplingParams) -> list[RequestOutput]:
+    """Every output of one request, in the order of their coming."""
+    key = engine.add(engine.parse(prompt, params), params)
+    found = []
+    while engine.has_work:
+        found += [output for of, output in engine.step() if of == key]
+        engine.check()
+    assert_idle(engine)
+    return found
+
+
+class Scripted:
+    """Stands in for a model: the tokens after a prompt of `prompt_len` tokens are `token_ids`, whatever came before.
+
+    The others follow in the order of their ids; the caches stay empty.
+    """
+
+    ignored_tensors = ()
+
+    def __init__(self, prompt_len: int, token_ids: Sequence[int], vocab_size: int = 512) -> None:
+        self.first, self.token_ids, self.vocab_size = prompt_len - 1, list(token_ids), vocab_size
+
+    def forward(self, batch: ForwardBatch, states: StateStore) -> Tensor:
+        return batch.positions.unsqueeze(1)
+
+    def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        out = torch.arange(0, -self.vocab_size, -1, dtype=torch.float32).repeat(len(rows), 1)
+        for row, index in zip(out, (hidden[rows, 0] - self.first).tolist()):
+            row[self.token_ids[index] if 0 <= index < len(self.token_ids) else 0] = 10.0
+        return out
+
+
+@contextmanager
+def model_of(engine: Engine, model: Any) -> Iterator[None]:
+    """The engine with another model in it."""
+    runner: Any = engine.core.runner
+    own = runner.executor.model
+    runner.executor.model = runner.head.model = model
+    try:
+        yield
+    finally:
+        runner.executor.model = runner.head.model = own
+        assert engine.reset_prefix_cache()

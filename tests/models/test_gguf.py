@@ -54,7 +54,7 @@ def test_logits_equal_the_original(family: str, kind: str, tmp_path: Path) -> No
     save_rounded(tmp_path / "hf", tmp_path / "rounded", kind)
     entries = {"attention.sliding_window_pattern": 3} if family == "Gemma3" else {}
     path = write_gguf(tmp_path / "hf", family, tmp_path / "model.gguf", kind, **entries)
-    # Gemma's norms lose a bit when 1 is added and taken away again; its scale is not in the file, but 1 / sqrt(head size).
+    # Gemma's norms lose a bit when 1 is added and taken away again; its scale is not in the file: 1 / sqrt(head size).
     if family == "Gemma3":
         rescaled = {"query_pre_attn_scalar": 24}
         torch.testing.assert_close(logits(path), logits(tmp_path / "rounded", hf_overrides=rescaled), atol=1e-5, rtol=0)
@@ -117,7 +117,7 @@ def test_two_parts(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
     renamed = first.rename(tmp_path / "renamed.gguf")
     with pytest.raises(LoadError, match="is one of 2 parts of a model"):
         GGUFFile(renamed)
-    with pytest.raises(LoadError, match="00001-of-00002.gguf' does not exist: a part of the model is missing"):
+    with pytest.raises(LoadError, match=r"00001-of-00002.gguf' does not exist: a part of the model is missing"):
         GGUFFile(second)
 
 
@@ -205,6 +205,12 @@ def test_unknown_architecture_is_named(llama: Path, tmp_path: Path) -> None:
     path.write_bytes(llama.read_bytes().replace(b"\5\0\0\0\0\0\0\0llama", b"\5\0\0\0\0\0\0\0lemur", 1))
     with pytest.raises(UnsupportedError, match=r"GGUF architecture 'lemur' is not supported; supported: gemma3, llama"):
         opened(path)
+
+
+def test_dummy_weights_of_gguf(llama: Path) -> None:
+    dummy = logits(llama, load_format="dummy")
+    assert dummy.isfinite().all()
+    assert (dummy - logits(llama)).abs().max() > 1e-3
 
 
 def test_overrides_reach_gguf(llama: Path) -> None:

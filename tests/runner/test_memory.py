@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,14 @@ from hypothesis import strategies as st
 from motet.core.config import CacheConfig, EngineArgs, SchedulerConfig
 from motet.core.errors import CapacityError
 from motet.core.state import Capacity, StateGroup
-from motet.runner.memory import activation_bytes, available_bytes, check_fits, describe_capacity, plan_capacity
+from motet.runner.memory import (
+    activation_bytes,
+    available_bytes,
+    check_budget,
+    check_fits,
+    describe_capacity,
+    plan_capacity,
+)
 
 MIB = 2**20
 FULL = StateGroup(None, ("a",), bytes_per_token=100)
@@ -106,8 +114,32 @@ def test_an_override_holds_for_every_group() -> None:
 
 def test_more_than_there_is_cannot_be_asked_for() -> None:
     check_fits(Capacity(4, (11, 3)), (FULL, WINDOW), available=11 * 400 + 3 * 1200)
-    with pytest.raises(CapacityError, match="takes 8 MiB, but only 7 MiB.*lower kv_cache_memory_bytes or num_blocks"):
+    with pytest.raises(
+        CapacityError, match=r"takes 8.2 MiB, but only 7.0 MiB.*lower kv_cache_memory_bytes or num_blocks"
+    ):
         check_fits(Capacity(4, (20_000, 500)), (FULL, WINDOW), available=7 * MIB)
+
+
+@given(budget=st.integers(1, 10**5), max_model_len=st.integers(2, 300), chunk=st.integers(1, 40))
+def test_a_budget_for_less_than_one_request_is_refused_with_what_would_do(
+    budget: int, max_model_len: int, chunk: int
+) -> None:
+    cache, scheduler = configs(max_num_batched_tokens=chunk)
+    groups = (FULL, WINDOW)
+
+    def fits(length: int) -> bool:
+        usable = [count - 1 for count in plan_capacity(cache, scheduler, groups, length, budget).num_blocks]
+        return all(have >= group.blocks_needed(length, chunk, 4) for have, group in zip(usable, groups, strict=True))
+
+    if fits(max_model_len):
+        check_budget(cache, scheduler, groups, max_model_len, budget)
+        return
+    with pytest.raises(CapacityError, match=f"max_model_len={max_model_len} tokens.*raise kv_cache") as caught:
+        check_budget(cache, scheduler, groups, max_model_len, budget)
+    advice = re.search(r"at most (\d+)", str(caught.value))
+    longest = int(advice[1]) if advice else 1
+    assert not fits(longest + 1)
+    assert longest == 1 or fits(longest)
 
 
 def test_the_description_gives_tokens_and_bytes() -> None:

@@ -320,6 +320,20 @@ def test_a_victim_that_is_already_planned_gives_everything_back(overlap):
     check_all(engine)
 
 
+def test_no_admissions_in_a_step_that_preempted():
+    """Even when the first in the queue would now find a row and blocks."""
+    engine = Engine(num_blocks=11, policy="priority", max_num_seqs=2)
+    engine.add([1] * 20, 20, priority=0)
+    mild = engine.add([2] * 17, 20, priority=5)
+    engine.step()
+    between = engine.add([3], 2, priority=3)
+    while mild.status is not RequestStatus.PREEMPTED:
+        plan = engine.step()
+        assert plan.admits == ()
+    assert [new.request_id for new in engine.step().admits] == [between.request_id]
+    check_all(engine)
+
+
 def test_the_least_urgent_request_gives_way_itself():
     engine = Engine(num_blocks=11, policy="priority")
     urgent, mild = engine.add([1] * 14, 20, priority=0), engine.add([2] * 15, 20, priority=1)
@@ -478,6 +492,17 @@ def test_a_hit_in_the_same_step():
     assert [(row.start, row.num_tokens) for row in plan.rows] == [(0, 9), (8, 1)]
     assert second.blocks[0][:2] == first.blocks[0][:2]
     assert plan.rows[1].new_blocks == (tuple(second.blocks[0]),)  # the table so far, with its hits
+    check_all(engine)
+
+
+def test_a_hit_on_what_a_running_prompt_computes_in_the_same_step():
+    engine = Engine(max_tokens=12)
+    engine.add([1] * 17, 4)
+    engine.step()
+    second = engine.add([1] * 17, 4)
+    plan = engine.step()
+    assert [(row.start, row.num_tokens, row.emits) for row in plan.rows] == [(12, 5, True), (16, 1, True)]
+    assert second.num_cached == 16
     check_all(engine)
 
 
