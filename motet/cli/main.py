@@ -106,7 +106,7 @@ def _usage(error: Any) -> int:
     for opening in ("Invalid value for ", "Invalid value: "):
         message = message.removeprefix(opening)
     command = error.ctx.command_path if error.ctx is not None else "motet"
-    report_error(f"{message[:1].lower()}{message[1:].rstrip('.')}; see {command} --help")
+    report_error(f"{message[:1].lower()}{message[1:].rstrip('.')} (see {command} --help)")
     return int(error.exit_code)
 
 

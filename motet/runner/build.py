@@ -60,20 +60,20 @@ def choose_ops() -> ReferenceOps:
     return CpuOps() if is_available() else ReferenceOps()
 
 
-def set_threads(wanted: int | None) -> int:
+def set_threads(wanted: int | None) -> None:
     """Use `wanted` threads, or all that the process may run on."""
-    count = wanted or len(os.sched_getaffinity(0))
-    torch.set_num_threads(count)
-    return count
+    torch.set_num_threads(wanted or len(os.sched_getaffinity(0)))
 
 
 def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int) -> RunnerPlan:
     """Load the model and find out how much state fits. Raises LoadError, CapacityError."""
-    set_threads(config.device.threads)
+    # Loading is many small operations, each shorter than it takes to wake a second thread on a busy machine.
+    torch.set_num_threads(1)
     dtype = resolve_dtype(config.model, checkpoint)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     attention = PagedAttention()
     loaded = load_model(checkpoint, choose_ops(), attention, dtype, kv_dtype, max_model_len)
+    set_threads(config.device.threads)
     groups = group_states(loaded.states, max_model_len)
     budget = state_budget(config, checkpoint, loaded.vocab_size)
     check_budget(config.cache, config.scheduler, groups, max_model_len, budget)

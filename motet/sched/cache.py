@@ -115,10 +115,12 @@ class StateCache:
             if needed > usable:
                 most_blocks = partial(self._most_blocks, spec)
                 longest = bisect_right(range(num_tokens), usable, key=most_blocks) - 1
+                shorter = f"lower max_model_len to at most {longest}, or " if longest >= 2 else ""
                 raise CapacityError(
                     f"one request of max_model_len={num_tokens} tokens needs {needed} blocks of the KV cache "
-                    f"(group {spec.name!r}, {self.block_size} tokens per block), but only {usable} fit; lower "
-                    f"max_model_len to at most {longest}, or raise kv_cache_memory_bytes or num_blocks_override"
+                    f"(group {spec.name!r}, {self.block_size} tokens per block), but only {usable} fit; {shorter}"
+                    f"raise kv_cache_memory_bytes (a block takes {spec.bytes_per_token * self.block_size} bytes) or "
+                    "num_blocks_override"
                 )
 
     @property

@@ -111,7 +111,25 @@ def test_outputs_come_one_by_one(llm: AsyncLLM) -> None:
     assert [len(ids) for ids in deltas] == [1] * 5
 
 
-def test_leaving_the_loop_early_aborts(llm: AsyncLLM) -> None:
+@pytest.fixture
+def slow(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> Callable[[], int]:
+    """Makes the engine slow; gives a function that counts the steps since then."""
+    runner: Any = llm.engine.core.runner
+    run, batches = runner.executor.run, []
+
+    def sleepy(batch: Any) -> Any:
+        batches.append(batch)
+        time.sleep(0.01)
+        return run(batch)
+
+    monkeypatch.setattr(runner.executor, "run", sleepy)
+    return lambda: len(batches)
+
+
+NUM_STEPS_TO_THE_END = 120
+
+
+def test_leaving_the_loop_early_aborts(llm: AsyncLLM, slow: Callable[[], int]) -> None:
     async def main() -> None:
         outputs = await asyncio.gather(*(first(llm, prompt, LONG) for prompt in random_prompts((3, 9, 40))))
         assert [len(only(output).token_ids) for output in outputs] == [1, 1, 1]
@@ -119,9 +137,12 @@ def test_leaving_the_loop_early_aborts(llm: AsyncLLM) -> None:
 
     go(main)
     wait_until_idle(llm)
+    assert slow() < NUM_STEPS_TO_THE_END
 
 
-def test_cancelling_a_task_aborts_and_others_go_on(llm: AsyncLLM, tiny_checkpoints: Any) -> None:
+def test_cancelling_a_task_aborts_and_others_go_on(
+    llm: AsyncLLM, slow: Callable[[], int], tiny_checkpoints: Any
+) -> None:
     prompts = random_prompts((7, 12))
     expected = alone(make_engine(tiny_checkpoints("Llama")[0]), prompts, greedy(max_tokens=40))
 
@@ -137,6 +158,7 @@ def test_cancelling_a_task_aborts_and_others_go_on(llm: AsyncLLM, tiny_checkpoin
 
     assert answers(go(main)) == expected
     wait_until_idle(llm)
+    assert slow() < NUM_STEPS_TO_THE_END
 
 
 def test_abort_delivers_a_last_output(llm: AsyncLLM) -> None:
