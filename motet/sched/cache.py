@@ -94,6 +94,7 @@ class StateCache:
         self.block_size = capacity.block_size
         self._specs = groups
         self._max_chunk = max_chunk
+        self._no_new_blocks: NewBlocks = ((),) * len(groups)
         self._groups = tuple(
             self._group_cache(spec.window, BlockPool(num_blocks))
             for spec, num_blocks in zip(groups, capacity.num_blocks, strict=True)
@@ -177,6 +178,8 @@ class StateCache:
         for group, table in zip(self._groups, request.blocks, strict=True):
             self._release_unseen(group, table, request.num_computed)
         num_new = self._num_new(request, end)
+        if num_new == 0:  # most steps of most requests
+            return self._no_new_blocks
         if any(group.pool.num_free < num_new for group in self._groups):
             return None
         return self._append_new(request, num_new)

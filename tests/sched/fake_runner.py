@@ -337,3 +337,10 @@ class Engine:
             assert received.prompt_logprobs == entries
         else:
             assert received.prompt_logprobs.items() <= entries.items()
+
+
+def check_all(engine: Engine) -> None:
+    """Run to the end; everyone got what it gets alone, and nothing is left behind."""
+    engine.run()
+    for request in engine.requests.values():
+        engine.check_outcome(request)

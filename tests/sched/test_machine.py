@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
 from motet.core.params import RowSampling
 from motet.core.request import Request
-from tests.sched.fake_runner import VOCAB_SIZE, Engine, full_group, least_blocks, window_group
+from tests.sched.fake_runner import VOCAB_SIZE, Engine, check_all, full_group, least_blocks, window_group
 
 GROUPS = [
     (full_group(), window_group(5)),
@@ -115,9 +115,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "engine"):
             return
-        self.engine.run()
-        for request in self.engine.requests.values():
-            self.engine.check_outcome(request)
+        check_all(self.engine)
 
 
 TestScheduler = SchedulerMachine.TestCase

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from motet.core.params import RowSampling
-from tests.sched.fake_runner import VOCAB_SIZE, Engine, full_group, least_blocks, window_group
+from tests.sched.fake_runner import VOCAB_SIZE, Engine, check_all, full_group, least_blocks, window_group
 
 SEEDS_PER_TEST = 80
 
@@ -76,9 +76,7 @@ def test_everyone_gets_what_it_gets_alone(policy: str, overlap: bool) -> None:
                 add_random(engine, draw)
             engine.step()
             disturb(engine, draw)
-        engine.run()
-        for request in engine.requests.values():
-            engine.check_outcome(request)
+        check_all(engine)
         num_preemptions += engine.scheduler.stats.num_preemptions
         num_hits += engine.scheduler.stats.num_prefix_hit_tokens
     assert num_preemptions > 100, "the storms are too mild to say anything"
