@@ -57,8 +57,7 @@ class Engine:
 
     def parse(self, prompt: Prompt, params: SamplingParams) -> ParsedPrompt:
         """Check prompt and parameters without adding anything. Raises InputError."""
-        if self.is_sleeping:
-            raise InputError("the engine sleeps; call wake_up() first")
+        self._check_awake()
         self.inputs.check_params(params)
         return self.inputs.parse(prompt, params)
 
@@ -66,6 +65,7 @@ class Engine:
         self, prompt: ParsedPrompt, params: SamplingParams, request_id: str | None = None, priority: int = 0
     ) -> str:
         """Queue a parsed prompt. Returns the key under which `step` reports it; clients may reuse their request ids."""
+        self._check_awake()
         key = str(next(self._keys))
         arrival = time.monotonic()
         requests = self.inputs.requests(key, prompt, params, priority, arrival)
@@ -73,6 +73,10 @@ class Engine:
             self.core.add(request)
         self.outputs.add(key, request_id or key, prompt, params, arrival)
         return key
+
+    def _check_awake(self) -> None:
+        if self.is_sleeping:
+            raise InputError("the engine sleeps; call wake_up() first")
 
     def step(self) -> list[KeyedOutput]:
         """Run the engine one step on; returns what has changed. Raises EngineDeadError."""

@@ -202,7 +202,7 @@ def test_a_real_ctrl_c_ends_the_wait_and_not_the_engine(folder: Path) -> None:
         def run(self, batch: ForwardBatch) -> ForwardOutput:
             batches.append(batch)
             if len(batches) == 3:
-                time.sleep(0.2)  # by now the main thread waits for this step
+                time.sleep(0.4)  # by now the main thread waits for this step
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(0.2)
             out: ForwardOutput = inner.run(batch)

@@ -327,6 +327,15 @@ def test_sleeping_twice_and_waking_twice(llm: LLM) -> None:
     assert answers(llm.generate([[5, 6]], greedy())) == expected
 
 
+def test_a_prompt_that_was_parsed_before_a_sleep_waits_for_its_end(llm: LLM) -> None:
+    parsed = llm.engine.parse([5, 6], greedy())
+    llm.sleep()
+    with pytest.raises(InputError, match="sleeps"):
+        llm.engine.add(parsed, greedy())
+    llm.wake_up()
+    assert len(only(llm.generate([5, 6], greedy())[0]).token_ids) == 12
+
+
 def test_a_busy_engine_does_not_sleep(llm: LLM) -> None:
     key = llm.engine.add(llm.engine.parse([5], greedy()), greedy())
     with pytest.raises(InputError, match="1 requests are running"):

@@ -15,7 +15,9 @@ import pytest
 from motet.core.errors import LoadError
 from motet.core.outputs import CompletionOutput, RequestOutput
 from motet.core.params import RequestOutputKind, SamplingParams
+from motet.core.result import Delta, FinishReason, TokenLogprobs
 from motet.engine.engine import Engine
+from motet.engine.outputs import OutputProcessor
 from motet.text.tokenizer import Tokenizer
 from tests.engine.driver import Scripted, answers, generate, greedy, make_engine, model_of, only, random_prompts, stream
 from tests.tokenizers_tiny import save_tiny_tokenizer
@@ -165,6 +167,34 @@ def test_a_stop_string_ends_everything_at_the_token_that_completes_it(
     assert answer.token_ids == ids[:num_tokens]
     assert [next(iter(entry)) for entry in answer.logprobs or ()] == ids[:num_tokens]
     assert (answer.finish_reason, answer.stop_reason) == ("stop", first)
+
+
+def test_after_a_stop_string_nothing_more_is_computed(engine: Engine) -> None:
+    before = engine.core.scheduler._num_steps
+    answer = script(engine, TEXT, stop="quick", max_tokens=None)
+    num_runs = len(KINDS)
+    assert engine.core.scheduler._num_steps - before <= num_runs * (len(answer.token_ids) + 3)
+
+
+@pytest.mark.parametrize("finish", [None, FinishReason.LENGTH])
+def test_tokens_that_come_in_one_burst_end_at_the_stop_as_well(engine: Engine, finish: FinishReason | None) -> None:
+    tokenizer = tokenizer_of(engine)
+    ids = tokenizer.encode(TEXT, add_special_tokens=False)
+    processor = OutputProcessor(tokenizer)
+    params = SamplingParams(stop="quick", logprobs=0)
+    processor.add("0", "mine", engine.parse(PROMPT, params), params, arrival=0.0)
+    entries = tuple(TokenLogprobs([token_id], [-1.0], 1) for token_id in ids)
+    (output,), stops = processor.process([Delta("0#0", tuple(ids), entries, finish_reason=finish)])
+    answer = only(output[1])
+    num_tokens = len(answer.token_ids)
+    assert num_tokens < len(ids)
+    assert tokenizer.decode(ids[: num_tokens - 1]) in "the quick" in tokenizer.decode(ids[:num_tokens])
+    assert (answer.text, answer.finish_reason, answer.stop_reason) == ("the ", "stop", "quick")
+    assert (answer.token_ids, len(answer.logprobs or ())) == (ids[:num_tokens], num_tokens)
+    assert answer.cumulative_logprob == -num_tokens
+    assert stops == ([] if finish else [("0#0", "quick")]), "the scheduler is told of an end that it does not know"
+    assert processor.num_open == 0
+    assert processor.process([Delta("0#0", (5,))]) == ([], []), "what was under way meanwhile is nobody's"
 
 
 def test_what_could_begin_a_stop_string_is_held_back_and_given_when_it_does_not(engine: Engine) -> None:

@@ -1,4 +1,4 @@
-"""A random crowd: shared prompts, several answers, stop strings, logprobs, salts, aborts, a small pool. All as if alone."""
+"""Random parameters, stops, priorities, seeds, penalties, aborts and pools: every request answers as it does alone."""
 
 from __future__ import annotations
 
