@@ -27,15 +27,59 @@ struct AddRmsNormArgs {
     void* sum;             // [num_rows, num_cols] of dtype: round(x + residual); may be residual, not norm.out
 };
 
-#define MOTET_DECLARE_KERNELS(isa)              \
-    namespace isa {                             \
-    void rms_norm(const RmsNormArgs&);          \
-    void add_rms_norm(const AddRmsNormArgs&);   \
+constexpr int64_t kLinearBlock = 64;  // outputs that packed weights keep side by side
+
+struct LinearArgs {
+    void* out;             // [num_rows, num_outputs] of dtype, or of float
+    const void* x;         // [num_rows, num_inputs] of dtype
+    const void* weight;    // packed, of dtype
+    const void* bias;      // [num_outputs] of dtype, or null
+    const void* residual;  // [num_rows, num_outputs] of dtype, or null
+    int64_t num_rows;
+    int64_t num_outputs;
+    int64_t num_inputs;
+    DType dtype;
+    bool wants_f32;  // out is float
+    int num_threads;
+};
+
+struct UnpackRowsArgs {
+    void* out;            // [num_rows, num_inputs] of dtype
+    const void* weight;   // packed, of dtype
+    const int64_t* rows;  // [num_rows], which outputs' weights
+    int64_t num_rows;
+    int64_t num_inputs;
+    DType dtype;
+};
+
+enum class Activation : int { silu = 0, gelu_tanh = 1, soft_cap = 2 };
+
+struct ActivationArgs {
+    void* out;       // [num_rows, num_cols] of dtype
+    const void* x;   // [num_rows, num_cols] of dtype; gated: [num_rows, 2 * num_cols], what is activated first
+    int64_t num_rows;
+    int64_t num_cols;
+    bool is_gated;
+    Activation kind;
+    float cap;  // of soft_cap: cap * tanh(x / cap)
+    DType dtype;
+    int num_threads;
+};
+
+#define MOTET_DECLARE_KERNELS(isa)                                                                      \
+    namespace isa {                                                                                     \
+    void rms_norm(const RmsNormArgs&);                                                                  \
+    void add_rms_norm(const AddRmsNormArgs&);                                                           \
+    void linear(const LinearArgs&);                                                                     \
+    void pack_linear(void* packed, const void* weight, int64_t num_outputs, int64_t num_inputs, DType); \
+    void unpack_rows(const UnpackRowsArgs&);                                                            \
+    void activation(const ActivationArgs&);                                                             \
     }
 
 MOTET_DECLARE_KERNELS(generic)
 MOTET_DECLARE_KERNELS(avx2)
 MOTET_DECLARE_KERNELS(avx512)
+MOTET_DECLARE_KERNELS(avx512_bf16)
 
 #undef MOTET_DECLARE_KERNELS
 

@@ -18,24 +18,37 @@ struct KernelTable {
     bool (*runs_here)();
     void (*rms_norm)(const RmsNormArgs&);
     void (*add_rms_norm)(const AddRmsNormArgs&);
+    void (*linear)(const LinearArgs&);
+    void (*pack_linear)(void*, const void*, int64_t, int64_t, DType);
+    void (*unpack_rows)(const UnpackRowsArgs&);
+    void (*activation)(const ActivationArgs&);
 };
+
+#define MOTET_KERNELS(isa) \
+    isa::rms_norm, isa::add_rms_norm, isa::linear, isa::pack_linear, isa::unpack_rows, isa::activation
+
+#ifdef MOTET_HAS_AVX512
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+}
+#endif
 
 // From plain to best: the last one that runs on this machine is the one to use.
 const KernelTable kTables[] = {
-    {"generic", [] { return true; }, generic::rms_norm, generic::add_rms_norm},
+    {"generic", [] { return true; }, MOTET_KERNELS(generic)},
 #ifdef MOTET_HAS_AVX2
-    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, avx2::rms_norm,
-     avx2::add_rms_norm},
+    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, MOTET_KERNELS(avx2)},
 #endif
 #ifdef MOTET_HAS_AVX512
-    {"avx512",
-     [] {
-         return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-     },
-     avx512::rms_norm, avx512::add_rms_norm},
+    {"avx512", has_avx512, MOTET_KERNELS(avx512)},
+#endif
+#ifdef MOTET_HAS_AVX512_BF16
+    {"avx512_bf16", [] { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }, MOTET_KERNELS(avx512_bf16)},
 #endif
 };
+
+#undef MOTET_KERNELS
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names;
@@ -57,11 +70,15 @@ T* pointer(uintptr_t address) {
     return reinterpret_cast<T*>(address);
 }
 
+DType dtype_of(int code) {
+    if (code < int(DType::f32) || code > int(DType::f16)) throw nb::value_error("unknown dtype code");
+    return DType(code);
+}
+
 RmsNormArgs norm_args(uintptr_t out, uintptr_t x, uintptr_t weight, int64_t num_rows, int64_t num_cols, float eps,
                       int dtype, int num_threads) {
-    if (dtype < int(DType::f32) || dtype > int(DType::f16)) throw nb::value_error("unknown dtype code");
     return {pointer<void>(out), pointer<const void>(x), pointer<const float>(weight), num_rows, num_cols, eps,
-            DType(dtype),       num_threads};
+            dtype_of(dtype),    num_threads};
 }
 
 class Kernels {
@@ -81,6 +98,31 @@ public:
         table_->add_rms_norm({norm, pointer<const void>(residual), pointer<void>(sum)});
     }
 
+    void linear(uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bias, uintptr_t residual, int64_t num_rows,
+                int64_t num_outputs, int64_t num_inputs, int dtype, bool wants_f32, int num_threads) const {
+        table_->linear({pointer<void>(out), pointer<const void>(x), pointer<const void>(weight),
+                        pointer<const void>(bias), pointer<const void>(residual), num_rows, num_outputs, num_inputs,
+                        dtype_of(dtype), wants_f32, num_threads});
+    }
+
+    void pack_linear(uintptr_t packed, uintptr_t weight, int64_t num_outputs, int64_t num_inputs, int dtype) const {
+        table_->pack_linear(pointer<void>(packed), pointer<const void>(weight), num_outputs, num_inputs,
+                            dtype_of(dtype));
+    }
+
+    void unpack_rows(uintptr_t out, uintptr_t weight, uintptr_t rows, int64_t num_rows, int64_t num_inputs,
+                     int dtype) const {
+        table_->unpack_rows({pointer<void>(out), pointer<const void>(weight), pointer<const int64_t>(rows), num_rows,
+                             num_inputs, dtype_of(dtype)});
+    }
+
+    void activation(uintptr_t out, uintptr_t x, int64_t num_rows, int64_t num_cols, bool is_gated, int kind, float cap,
+                    int dtype, int num_threads) const {
+        if (kind < 0 || kind > int(Activation::soft_cap)) throw nb::value_error("unknown activation code");
+        table_->activation({pointer<void>(out), pointer<const void>(x), num_rows, num_cols, is_gated, Activation(kind), cap,
+                            dtype_of(dtype), num_threads});
+    }
+
 private:
     const KernelTable* table_;
 };
@@ -92,10 +134,16 @@ NB_MODULE(_kernels, m) {
     using motet::Kernels;
     const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
 
+    nb::set_leak_warnings(false);  // a Kernels object lives as long as the process
+    m.attr("LINEAR_BLOCK") = motet::kLinearBlock;
     m.def("supported_isas", &motet::supported_isas);
     nb::class_<Kernels>(m, "Kernels")
         .def(nb::init<const std::string&>(), nb::arg("isa"))
         .def_prop_ro("isa", &Kernels::isa)
         .def("rms_norm", &Kernels::rms_norm, no_gil)
-        .def("add_rms_norm", &Kernels::add_rms_norm, no_gil);
+        .def("add_rms_norm", &Kernels::add_rms_norm, no_gil)
+        .def("linear", &Kernels::linear, no_gil)
+        .def("pack_linear", &Kernels::pack_linear, no_gil)
+        .def("unpack_rows", &Kernels::unpack_rows, no_gil)
+        .def("activation", &Kernels::activation, no_gil);
 }

@@ -71,6 +71,54 @@ MOTET_INLINE f32x16 operator*(f32x16 a, float b) {
     return a;
 }
 
+MOTET_INLINE f32x16 operator/(f32x16 a, const f32x16& b) {
+    for (int64_t i = 0; i < kParts; ++i) a.part[i] /= b.part[i];
+    return a;
+}
+
+MOTET_INLINE f32x16 splat(float value) {
+    f32x16 v;
+    for (int64_t i = 0; i < kParts; ++i) v.part[i] = f32_part{} + value;
+    return v;
+}
+
+// a * b + c, rounded once where the instruction set can.
+MOTET_INLINE f32x16 fma(const f32x16& a, const f32x16& b, f32x16 c) {
+#if defined(__AVX512F__)
+    c.part[0] = _mm512_fmadd_ps(a.part[0], b.part[0], c.part[0]);
+#elif defined(__FMA__)
+    for (int64_t i = 0; i < kParts; ++i) c.part[i] = _mm256_fmadd_ps(a.part[i], b.part[i], c.part[i]);
+#else
+    for (int64_t i = 0; i < kParts; ++i) c.part[i] += a.part[i] * b.part[i];
+#endif
+    return c;
+}
+
+// e^x within 2 units in the last place: x = n ln 2 + r, a polynomial for e^r (Cephes' expf), n into the exponent.
+// Below -87 the result is 0, above 88 it is that of 88. Only IEEE operations: the same bits on every instruction set.
+MOTET_INLINE f32x16 exp(f32x16 x) {
+    typedef int32_t i32_part __attribute__((vector_size(kWidth * 4)));
+    for (int64_t i = 0; i < kParts; ++i) {
+        const f32_part high = f32_part{} + 88.0f, low = f32_part{} - 87.0f;
+        f32_part v = x.part[i] > high ? high : x.part[i];
+        const i32_part is_zero = v < low;
+        v = v < low ? low : v;
+        const f32_part magic = f32_part{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
+        const f32_part n = (v * 1.44269504088896341f + magic) - magic;
+        const f32_part r = (v - n * 0.693359375f) + n * 2.12194440e-4f;
+        f32_part p = r * 1.9875691500e-4f + 1.3981999507e-3f;
+        p = p * r + 8.3334519073e-3f;
+        p = p * r + 4.1665795894e-2f;
+        p = p * r + 1.6666665459e-1f;
+        p = p * r + 5.0000001201e-1f;
+        p = p * (r * r) + r + 1.0f;
+        const i32_part exponent = __builtin_convertvector(n, i32_part) << 23;
+        const i32_part scaled = bit_cast<i32_part>(p) + exponent;
+        x.part[i] = bit_cast<f32_part>(is_zero ? i32_part{} : scaled);
+    }
+    return x;
+}
+
 MOTET_INLINE f32x16 load(const float* p) {
     f32x16 v;
     for (int64_t i = 0; i < kParts; ++i) std::memcpy(&v.part[i], p + i * kWidth, sizeof(f32_part));

@@ -1,5 +1,7 @@
 """The C++ kernels. Tensor arguments are addresses of dense buffers; dtype: 0 float32, 1 bfloat16, 2 float16."""
 
+LINEAR_BLOCK: int  # outputs that packed weights keep side by side
+
 def supported_isas() -> list[str]: ...
 
 class Kernels:
@@ -21,6 +23,36 @@ class Kernels:
         num_rows: int,
         num_cols: int,
         eps: float,
+        dtype: int,
+        num_threads: int,
+        /,
+    ) -> None: ...
+    def linear(
+        self,
+        out: int,
+        x: int,
+        weight: int,
+        bias: int,
+        residual: int,
+        num_rows: int,
+        num_outputs: int,
+        num_inputs: int,
+        dtype: int,
+        wants_f32: bool,
+        num_threads: int,
+        /,
+    ) -> None: ...
+    def pack_linear(self, packed: int, weight: int, num_outputs: int, num_inputs: int, dtype: int, /) -> None: ...
+    def unpack_rows(self, out: int, weight: int, rows: int, num_rows: int, num_inputs: int, dtype: int, /) -> None: ...
+    def activation(
+        self,
+        out: int,
+        x: int,
+        num_rows: int,
+        num_cols: int,
+        is_gated: bool,
+        kind: int,
+        cap: float,
         dtype: int,
         num_threads: int,
         /,

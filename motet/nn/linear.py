@@ -51,7 +51,7 @@ class Embedding:
     def __init__(self, ctx: BuildContext, name: str, num_rows: int, width: int, scale: float | None = None) -> None:
         self.ops = ctx.ops
         self.scale = scale
-        self.table = ctx.matrix(f"{name}.weight", num_rows, width)
+        self.table = ctx.ops.pack_linear(ctx.matrix(f"{name}.weight", num_rows, width))
 
     def __call__(self, ids: Tensor) -> Tensor:
         return self.ops.embedding(ids, self.table, self.scale)
@@ -71,8 +71,8 @@ class LMHead:
         soft_cap: float | None = None,
     ) -> None:
         self.ops = ctx.ops
-        matrix = tied.table if tied is not None else ctx.matrix(f"{name}.weight", vocab_size, width)
-        self.weight = ctx.ops.pack_linear(matrix)
+        own = None if tied is not None else ctx.matrix(f"{name}.weight", vocab_size, width)
+        self.weight = tied.table if own is None else ctx.ops.pack_linear(own)
         self.bias = ctx.vector(f"{name}.bias", vocab_size) if bias else None
         self.soft_cap = soft_cap
 

@@ -5,6 +5,8 @@ A backend is handed to the model when it is built; models call nothing else. `Re
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 
 from motet.ops.reference import activation as _activation
@@ -18,13 +20,15 @@ from motet.ops.reference import rope as _rope
 class ReferenceOps:
     """Each method's contract is the docstring of the function of the same name in `motet.ops.reference`.
 
-    Weights of `linear`, `logits` and `moe` are first given to `pack_linear`, so a backend can keep a layout of its own.
+    The matrices of `linear`, `logits`, `embedding` and `moe` are first given to `pack_linear`, so that a backend can
+    keep a layout of its own.
     """
 
     name = "reference"
 
-    def pack_linear(self, weight: Tensor) -> Tensor:
-        """weight [N, K] -> what this backend's linear takes. May be called once per weight, at load."""
+    @staticmethod
+    def pack_linear(weight: Tensor) -> Any:
+        """weight [N, K] -> what this backend's ops take in its place. Called once per weight, at load."""
         return weight
 
     linear = staticmethod(_linear.linear)

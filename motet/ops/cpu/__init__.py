@@ -5,13 +5,33 @@
 
 from __future__ import annotations
 
+from motet.ops.cpu.activation import activation, activation_mul, soft_cap
 from motet.ops.cpu.library import is_available, isa
+from motet.ops.cpu.linear import embedding, linear, linear_f32, pack_linear
 from motet.ops.cpu.norm import add_rms_norm, rms_norm
+from motet.ops.reference.activation import ACTIVATION, ACTIVATION_MUL
+from motet.ops.reference.linear import LINEAR, LOGITS
 from motet.ops.reference.norm import ADD_RMS_NORM, RMS_NORM
 from motet.ops.registry import implement_op
 
-__all__ = ["add_rms_norm", "is_available", "isa", "rms_norm"]
+__all__ = [
+    "activation",
+    "activation_mul",
+    "add_rms_norm",
+    "embedding",
+    "is_available",
+    "isa",
+    "linear",
+    "linear_f32",
+    "pack_linear",
+    "rms_norm",
+    "soft_cap",
+]
 
 if is_available():
     implement_op(RMS_NORM, "cpu", rms_norm)
     implement_op(ADD_RMS_NORM, "cpu", add_rms_norm)
+    implement_op(ACTIVATION, "cpu", activation)
+    implement_op(ACTIVATION_MUL, "cpu", activation_mul)
+    implement_op(LINEAR, "cpu", lambda x, weight, bias, residual: linear(x, pack_linear(weight), bias, residual))
+    implement_op(LOGITS, "cpu", lambda x, weight, bias: linear_f32(x, pack_linear(weight), bias))

@@ -19,6 +19,7 @@ except ImportError as error:
 else:
     _import_error = None
 
+LINEAR_BLOCK = 64 if _import_error else _kernels.LINEAR_BLOCK
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 

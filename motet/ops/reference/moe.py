@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -14,17 +17,29 @@ def route(router_logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor,
     return (weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights), ids
 
 
+def feed_forward(x: Tensor, gate_up: Tensor, down: Tensor, act: str) -> Tensor:
+    """One expert: x [N, H], gate_up [2 * I, H], down [H, I] -> [N, H]."""
+    return activation_mul(x @ gate_up.T, act) @ down.T
+
+
 def moe(
-    x: Tensor, router_logits: Tensor, gate_up: list[Tensor], down: list[Tensor], top_k: int, renormalize: bool, act: str
+    x: Tensor,
+    router_logits: Tensor,
+    gate_up: list[Any],
+    down: list[Any],
+    top_k: int,
+    renormalize: bool,
+    act: str,
+    feed_forward: Callable[[Tensor, Any, Any, str], Tensor] = feed_forward,
 ) -> Tensor:
     """Each token of x [T, H] through its top_k experts; outputs are added in rising expert order, in float32.
 
-    gate_up[e]: [2 * I, H]; down[e]: [H, I]. Returns [T, H] in x's dtype.
+    gate_up[e], down[e]: the weights of expert e, as `feed_forward` takes them. Returns [T, H] in x's dtype.
     """
     weights, ids = route(router_logits, top_k, renormalize)
     out = torch.zeros(x.shape, dtype=torch.float32)
     for expert in ids.unique().tolist():
         tokens, slots = (ids == expert).nonzero(as_tuple=True)
-        hidden = activation_mul(x[tokens] @ gate_up[expert].T, act) @ down[expert].T
+        hidden = feed_forward(x[tokens], gate_up[expert], down[expert], act)
         out[tokens] += hidden.float() * weights[tokens, slots].unsqueeze(1)
     return out.to(x.dtype)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from motet.ops.reference.norm import rms_norm
+
+Norm = Callable[[Tensor, Tensor, float], Tensor]
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -19,11 +23,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.cat([first * cos - second * sin, second * cos + first * sin, rest], dim=-1).to(x.dtype)
 
 
-def _norm_heads(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
+def _norm_heads(x: Tensor, weight: Tensor | None, eps: float, norm: Norm) -> Tensor:
     if weight is None:
         return x
     # A weight as wide as one head norms each head; a wider one norms all heads together.
-    return rms_norm(x.reshape(-1, weight.numel()), weight, eps).view(x.shape)
+    return norm(x.reshape(-1, weight.numel()).contiguous(), weight, eps).view(x.shape)
 
 
 def qkv_heads(
@@ -36,15 +40,17 @@ def qkv_heads(
     q_norm: Tensor | None = None,
     k_norm: Tensor | None = None,
     norm_eps: float = 0.0,
+    norm: Norm = rms_norm,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Split qkv [T, (Hq + 2 Hkv) * D], norm q and k, rotate them by position.
 
+    norm: the RMSNorm to use.
     positions: int64 [T]; rope: (cos, sin), each float32 [max_len, R/2]; q_norm, k_norm: float32 [D] or [H * D].
     Returns q [T, Hq, D], k [T, Hkv, D], v [T, Hkv, D] in qkv's dtype.
     """
     q, k, v = qkv.split([num_heads * head_size, num_kv_heads * head_size, num_kv_heads * head_size], dim=-1)
-    q = _norm_heads(q, q_norm, norm_eps).reshape(-1, num_heads, head_size)
-    k = _norm_heads(k, k_norm, norm_eps).reshape(-1, num_kv_heads, head_size)
+    q = _norm_heads(q, q_norm, norm_eps, norm).reshape(-1, num_heads, head_size)
+    k = _norm_heads(k, k_norm, norm_eps, norm).reshape(-1, num_kv_heads, head_size)
     if rope is not None:
         cos, sin = rope[0][positions], rope[1][positions]
         q, k = rotate(q, cos, sin), rotate(k, cos, sin)

@@ -1,0 +1,73 @@
+// Activations of feed-forward blocks, elementwise and so exact by themselves; their own exponential (not libm's or
+// torch's, whose vector and scalar versions differ) keeps a value's bits independent of its place in the tensor.
+// Defined by motet/ops/reference/activation.py.
+#include "kernels.h"
+#include "vec.h"
+
+namespace motet {
+namespace MOTET_ISA {
+namespace {
+
+constexpr int64_t kMinElementsPerTeam = 16384;
+
+MOTET_INLINE f32x16 sigmoid(const f32x16& x) { return splat(1.0f) / (splat(1.0f) + exp(x * -1.0f)); }
+
+template <Activation kind>
+MOTET_INLINE f32x16 activate(const f32x16& x, float cap) {
+    if constexpr (kind == Activation::silu) {
+        return x * sigmoid(x);
+    } else if constexpr (kind == Activation::soft_cap) {  // tanh u = 2 sigmoid(2 u) - 1
+        return (sigmoid(x / splat(cap) * 2.0f) * 2.0f + splat(-1.0f)) * cap;
+    } else {  // gelu with tanh: 0.5 x (1 + tanh u) = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
+        return x * sigmoid((x + x * x * x * 0.044715f) * 1.5957691216057308f);
+    }
+}
+
+template <class T, Activation kind>
+void row(T* out, const T* gate, const T* up, int64_t count, float cap) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) {
+        const f32x16 value = activate<kind>(load(gate + i), cap);
+        store(out + i, up ? value * load(up + i) : value);
+    }
+    if (i < count) {
+        const int64_t rest = count - i;
+        const f32x16 value = activate<kind>(load_first(gate + i, rest), cap);
+        store_first(out + i, up ? value * load_first(up + i, rest) : value, rest);
+    }
+}
+
+template <class T, Activation kind>
+void activation_as(const ActivationArgs& a) {
+    T* out = static_cast<T*>(a.out);
+    const T* x = static_cast<const T*>(a.x);
+    const int64_t stride = a.is_gated ? 2 * a.num_cols : a.num_cols;
+    const int num_threads = a.num_rows * a.num_cols < kMinElementsPerTeam ? 1 : a.num_threads;
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
+    for (int64_t r = 0; r < a.num_rows; ++r) {
+        const T* gate = x + r * stride;
+        row<T, kind>(out + r * a.num_cols, gate, a.is_gated ? gate + a.num_cols : nullptr, a.num_cols, a.cap);
+    }
+}
+
+template <class T>
+void activation_of(const ActivationArgs& a) {
+    switch (a.kind) {
+        case Activation::silu: return activation_as<T, Activation::silu>(a);
+        case Activation::gelu_tanh: return activation_as<T, Activation::gelu_tanh>(a);
+        case Activation::soft_cap: return activation_as<T, Activation::soft_cap>(a);
+    }
+}
+
+}  // namespace
+
+void activation(const ActivationArgs& a) {
+    switch (a.dtype) {
+        case DType::f32: return activation_of<float>(a);
+        case DType::bf16: return activation_of<bf16>(a);
+        case DType::f16: return activation_of<f16>(a);
+    }
+}
+
+}  // namespace MOTET_ISA
+}  // namespace motet

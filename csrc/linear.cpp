@@ -1,0 +1,245 @@
+// Linear layers over weights that were packed once (out = x w' + bias + residual). Defined by
+// motet/ops/reference/linear.py.
+//
+// Packed weights: blocks of 64 outputs; within a block one input after the other (bf16: one pair of inputs), each with
+// its 64 weights side by side. So a tile of 6 rows by 64 outputs stays in registers while it walks all inputs in order:
+// every output is one running sum over k = 0, 1, 2, ..., whatever the number of rows, the tile's height or the number of
+// threads (which share out blocks of outputs). That is the whole proof of exactness.
+#include "kernels.h"
+#include "vec.h"
+
+#if defined(__AVX512BF16__)
+#include <immintrin.h>
+#endif
+
+namespace motet {
+namespace MOTET_ISA {
+namespace {
+
+constexpr int64_t kBlock = kLinearBlock;
+// Vectors of 16 outputs that a tile holds per row: as many as the registers take beside 6 rows of them.
+constexpr int kVectors = kParts == 1 ? 4 : 1;
+constexpr int kTileRows = 6;
+// Under this many multiplications a team of threads costs more than it saves.
+constexpr int64_t kMinWorkPerTeam = 65536;
+
+// Inputs per packed step.
+template <class T>
+constexpr int64_t kStep = 1;
+template <>
+constexpr int64_t kStep<bf16> = 2;
+
+template <class T>
+constexpr int64_t num_steps(int64_t num_inputs) {
+    return (num_inputs + kStep<T> - 1) / kStep<T>;
+}
+
+MOTET_INLINE float widen(float value) { return value; }
+
+MOTET_INLINE float widen(bf16 value) { return bit_cast<float>(uint32_t(value.bits) << 16); }
+
+MOTET_INLINE float widen(f16 value) {
+#if defined(__F16C__)
+    return _cvtsh_ss(value.bits);
+#else
+    return to_float(value);
+#endif
+}
+
+// One packed step for a tile: sums[r][v] += x[r] * w[v].
+template <class T, int rows>
+struct Multiply {
+    MOTET_INLINE void step(f32x16 (&sums)[rows][kVectors], const T* w, const T* x, int64_t stride) {
+        f32x16 weights[kVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) weights[v] = load(w + v * kLanes);
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; ++r) {
+            const f32x16 input = splat(widen(x[r * stride]));
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(input, weights[v], sums[r][v]);
+        }
+    }
+};
+
+struct bf16_pair {
+    uint32_t bits;  // the first input in the low half
+};
+
+MOTET_INLINE bf16_pair load_pair(const bf16* x) {
+    bf16_pair pair;
+    std::memcpy(&pair, x, sizeof(pair));
+    return pair;
+}
+
+template <int rows>
+MOTET_INLINE void multiply_pairs(f32x16 (&sums)[rows][kVectors], const bf16* w, const bf16_pair (&x)[rows]) {
+#if defined(__AVX512BF16__)
+    __m512bh weights[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) weights[v] = (__m512bh)_mm512_loadu_si512(w + v * 2 * kLanes);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r) {
+        const __m512bh input = (__m512bh)_mm512_set1_epi32(int(x[r].bits));
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v].part[0] = _mm512_dpbf16_ps(sums[r][v].part[0], weights[v], input);
+    }
+#else
+    f32x16 even[kVectors], odd[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) {
+        for (int64_t i = 0; i < kParts; ++i) {
+            u32_part pairs;
+            std::memcpy(&pairs, w + v * 2 * kLanes + 2 * i * kWidth, sizeof(pairs));
+            even[v].part[i] = bit_cast<f32_part>(pairs << 16);
+            odd[v].part[i] = bit_cast<f32_part>(pairs & 0xffff0000u);
+        }
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r) {
+        const f32x16 first = splat(bit_cast<float>(x[r].bits << 16));
+        const f32x16 second = splat(bit_cast<float>(x[r].bits & 0xffff0000u));
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(second, odd[v], fma(first, even[v], sums[r][v]));
+    }
+#endif
+}
+
+template <int rows>
+struct Multiply<bf16, rows> {
+    MOTET_INLINE void step(f32x16 (&sums)[rows][kVectors], const bf16* w, const bf16* x, int64_t stride) {
+        bf16_pair pairs[rows];
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; ++r) pairs[r] = load_pair(x + r * stride);
+        multiply_pairs<rows>(sums, w, pairs);
+    }
+
+    // The last input of an odd number, with a zero beside it.
+    MOTET_INLINE void odd_step(f32x16 (&sums)[rows][kVectors], const bf16* w, const bf16* x, int64_t stride) {
+        bf16_pair pairs[rows];
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; ++r) pairs[r] = bf16_pair{x[r * stride].bits};
+        multiply_pairs<rows>(sums, w, pairs);
+    }
+};
+
+// Adds bias and residual and stores 16 outputs, or the first `count`.
+template <class T, class Out>
+MOTET_INLINE void finish(const LinearArgs& a, f32x16 value, int64_t row, int64_t column, int64_t count) {
+    const T* bias = static_cast<const T*>(a.bias);
+    const T* residual = static_cast<const T*>(a.residual);
+    const int64_t at = row * a.num_outputs + column;
+    Out* out = static_cast<Out*>(a.out) + at;
+    if (count >= kLanes) {
+        if (bias) value = value + load(bias + column);
+        if (residual) value = value + load(residual + at);
+        store(out, value);
+    } else if (count > 0) {
+        if (bias) value = value + load_first(bias + column, count);
+        if (residual) value = value + load_first(residual + at, count);
+        store_first(out, value, count);
+    }
+}
+
+// `rows` rows from `row` on, times the 16 * kVectors outputs of block `block` that begin at vector `vector`.
+template <class T, class Out, int rows>
+void tile(const LinearArgs& a, int64_t row, int64_t block, int64_t vector) {
+    const int64_t k = a.num_inputs;
+    const T* x = static_cast<const T*>(a.x) + row * k;
+    const T* w = static_cast<const T*>(a.weight) + (block * num_steps<T>(k) * kBlock + vector * kLanes) * kStep<T>;
+    f32x16 sums[rows][kVectors] = {};
+    const int64_t whole = k / kStep<T>;
+    for (int64_t step = 0; step < whole; ++step) {
+        Multiply<T, rows>::step(sums, w + step * kBlock * kStep<T>, x + step * kStep<T>, k);
+    }
+    if constexpr (kStep<T> == 2) {
+        if (k % 2) Multiply<T, rows>::odd_step(sums, w + whole * kBlock * 2, x + whole * 2, k);
+    }
+    for (int r = 0; r < rows; ++r) {
+        for (int v = 0; v < kVectors; ++v) {
+            const int64_t column = block * kBlock + (vector + v) * kLanes;
+            finish<T, Out>(a, sums[r][v], row + r, column, a.num_outputs - column);
+        }
+    }
+}
+
+template <class T, class Out>
+void block_of_outputs(const LinearArgs& a, int64_t block) {
+    for (int64_t vector = 0; vector < kBlock / kLanes; vector += kVectors) {
+        int64_t row = 0;
+        for (; row + kTileRows <= a.num_rows; row += kTileRows) tile<T, Out, kTileRows>(a, row, block, vector);
+        switch (a.num_rows - row) {
+            case 5: tile<T, Out, 5>(a, row, block, vector); break;
+            case 4: tile<T, Out, 4>(a, row, block, vector); break;
+            case 3: tile<T, Out, 3>(a, row, block, vector); break;
+            case 2: tile<T, Out, 2>(a, row, block, vector); break;
+            case 1: tile<T, Out, 1>(a, row, block, vector); break;
+        }
+    }
+}
+
+template <class T, class Out>
+void linear_as(const LinearArgs& a) {
+    const int64_t num_blocks = (a.num_outputs + kBlock - 1) / kBlock;
+    const int num_threads = a.num_rows * a.num_outputs * a.num_inputs < kMinWorkPerTeam ? 1 : a.num_threads;
+#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
+    for (int64_t block = 0; block < num_blocks; ++block) block_of_outputs<T, Out>(a, block);
+}
+
+// w [num_outputs, num_inputs] -> packed; outputs and inputs that are not there are zero.
+template <class T>
+void pack_as(void* packed, const void* weight, int64_t num_outputs, int64_t num_inputs) {
+    const T* w = static_cast<const T*>(weight);
+    T* out = static_cast<T*>(packed);
+    const int64_t block_size = num_steps<T>(num_inputs) * kStep<T> * kBlock;
+    std::memset(packed, 0, size_t((num_outputs + kBlock - 1) / kBlock * block_size) * sizeof(T));
+    for (int64_t n = 0; n < num_outputs; ++n) {
+        T* column = out + n / kBlock * block_size + n % kBlock * kStep<T>;
+        for (int64_t k = 0; k < num_inputs; ++k) {
+            column[k / kStep<T> * kBlock * kStep<T> + k % kStep<T>] = w[n * num_inputs + k];
+        }
+    }
+}
+
+template <class T>
+void unpack_rows_as(const UnpackRowsArgs& a) {
+    const T* packed = static_cast<const T*>(a.weight);
+    T* out = static_cast<T*>(a.out);
+    const int64_t block_size = num_steps<T>(a.num_inputs) * kStep<T> * kBlock;
+    for (int64_t i = 0; i < a.num_rows; ++i) {
+        const int64_t n = a.rows[i];
+        const T* column = packed + n / kBlock * block_size + n % kBlock * kStep<T>;
+        for (int64_t k = 0; k < a.num_inputs; ++k) {
+            out[i * a.num_inputs + k] = column[k / kStep<T> * kBlock * kStep<T> + k % kStep<T>];
+        }
+    }
+}
+
+}  // namespace
+
+void linear(const LinearArgs& a) {
+    switch (a.dtype) {
+        case DType::f32: return linear_as<float, float>(a);
+        case DType::bf16: return a.wants_f32 ? linear_as<bf16, float>(a) : linear_as<bf16, bf16>(a);
+        case DType::f16: return a.wants_f32 ? linear_as<f16, float>(a) : linear_as<f16, f16>(a);
+    }
+}
+
+void pack_linear(void* packed, const void* weight, int64_t num_outputs, int64_t num_inputs, DType dtype) {
+    switch (dtype) {
+        case DType::f32: return pack_as<float>(packed, weight, num_outputs, num_inputs);
+        case DType::bf16: return pack_as<bf16>(packed, weight, num_outputs, num_inputs);
+        case DType::f16: return pack_as<f16>(packed, weight, num_outputs, num_inputs);
+    }
+}
+
+void unpack_rows(const UnpackRowsArgs& a) {
+    switch (a.dtype) {
+        case DType::f32: return unpack_rows_as<float>(a);
+        case DType::bf16: return unpack_rows_as<bf16>(a);
+        case DType::f16: return unpack_rows_as<f16>(a);
+    }
+}
+
+}  // namespace MOTET_ISA
+}  // namespace motet
