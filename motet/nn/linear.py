@@ -71,8 +71,10 @@ class LMHead:
         soft_cap: float | None = None,
     ) -> None:
         self.ops = ctx.ops
-        own = None if tied is not None else ctx.matrix(f"{name}.weight", vocab_size, width)
-        self.weight = tied.table if own is None else ctx.ops.pack_linear(own)
+        if tied is not None:
+            self.weight = tied.table
+        else:
+            self.weight = ctx.ops.pack_linear(ctx.matrix(f"{name}.weight", vocab_size, width))
         self.bias = ctx.vector(f"{name}.bias", vocab_size) if bias else None
         self.soft_cap = soft_cap
 

@@ -5,6 +5,7 @@ A backend is handed to the model when it is built; models call nothing else. `Re
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -31,9 +32,10 @@ class ReferenceOps:
         """weight [N, K] -> what this backend's ops take in its place. Called once per weight, at load."""
         return weight
 
-    linear = staticmethod(_linear.linear)
-    logits = staticmethod(_linear.logits)
-    embedding = staticmethod(_linear.embedding)
+    # Their weights are what `pack_linear` gives, another type with each backend.
+    linear: Callable[..., Tensor] = staticmethod(_linear.linear)
+    logits: Callable[..., Tensor] = staticmethod(_linear.logits)
+    embedding: Callable[..., Tensor] = staticmethod(_linear.embedding)
     select_rows = staticmethod(_linear.select_rows)
     add = staticmethod(_linear.add)
     rms_norm = staticmethod(_norm.rms_norm)

@@ -10,36 +10,34 @@ from functools import partial
 from torch import Tensor
 
 from motet.ops.backend import ReferenceOps
-from motet.ops.cpu import activation as _activation
-from motet.ops.cpu import linear as _linear
-from motet.ops.cpu import norm as _norm
+from motet.ops.cpu.activation import activation, activation_mul, soft_cap
 from motet.ops.cpu.library import is_available
-from motet.ops.reference import moe as _moe
-from motet.ops.reference import rope as _rope
+from motet.ops.cpu.linear import PackedLinear, embedding, linear, linear_f32, pack_linear
+from motet.ops.cpu.norm import rms_norm
+from motet.ops.reference.moe import moe
+from motet.ops.reference.rope import qkv_heads
 
 __all__ = ["CpuOps", "is_available"]
 
 
-def _logits(
-    x: Tensor, weight: _linear.PackedLinear, bias: Tensor | None = None, soft_cap: float | None = None
-) -> Tensor:
-    out = _linear.linear_f32(x, weight, bias)
-    return out if soft_cap is None else _activation.soft_cap(out, soft_cap)
+def logits(x: Tensor, weight: PackedLinear, bias: Tensor | None = None, cap: float | None = None) -> Tensor:
+    out = linear_f32(x, weight, bias)
+    return out if cap is None else soft_cap(out, cap)
 
 
-def _feed_forward(x: Tensor, gate_up: _linear.PackedLinear, down: _linear.PackedLinear, act: str) -> Tensor:
-    return _linear.linear(_activation.activation_mul(_linear.linear(x, gate_up), act), down)
+def feed_forward(x: Tensor, gate_up: PackedLinear, down: PackedLinear, act: str) -> Tensor:
+    return linear(activation_mul(linear(x, gate_up), act), down)
 
 
 class CpuOps(ReferenceOps):
     name = "cpu"
 
-    pack_linear = staticmethod(_linear.pack_linear)
-    linear = staticmethod(_linear.linear)
-    logits = staticmethod(_logits)
-    embedding = staticmethod(_linear.embedding)
-    rms_norm = staticmethod(_norm.rms_norm)
-    activation = staticmethod(_activation.activation)
-    activation_mul = staticmethod(_activation.activation_mul)
-    qkv_heads = staticmethod(partial(_rope.qkv_heads, norm=_norm.rms_norm))
-    moe = staticmethod(partial(_moe.moe, feed_forward=_feed_forward))
+    pack_linear = staticmethod(pack_linear)
+    linear = staticmethod(linear)
+    logits = staticmethod(logits)
+    embedding = staticmethod(embedding)
+    rms_norm = staticmethod(rms_norm)
+    activation = staticmethod(activation)
+    activation_mul = staticmethod(activation_mul)
+    qkv_heads = staticmethod(partial(qkv_heads, norm=rms_norm))
+    moe = staticmethod(partial(moe, feed_forward=feed_forward))
