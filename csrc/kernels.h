@@ -66,6 +66,28 @@ struct ActivationArgs {
     int num_threads;
 };
 
+struct QkvHeadsArgs {
+    void* q;                   // [num_tokens, num_heads, head_size] of dtype
+    void* k;                   // [num_tokens, num_kv_heads, head_size] of dtype
+    void* v;                   // as k
+    const void* qkv;           // [num_tokens, (num_heads + 2 * num_kv_heads) * head_size] of dtype
+    const int64_t* positions;  // [num_tokens]
+    const float* cos;          // [.., half], or null: nothing is rotated
+    const float* sin;          // as cos
+    const float* q_norm;       // [q_norm_size], or null
+    const float* k_norm;       // [k_norm_size], or null
+    int64_t num_tokens;
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_size;
+    int64_t half;         // rotated pairs per head
+    int64_t q_norm_size;  // one head, or all of them
+    int64_t k_norm_size;
+    float eps;
+    DType dtype;
+    int num_threads;
+};
+
 #define MOTET_DECLARE_KERNELS(isa)                                                                      \
     namespace isa {                                                                                     \
     void rms_norm(const RmsNormArgs&);                                                                  \
@@ -74,6 +96,7 @@ struct ActivationArgs {
     void pack_linear(void* packed, const void* weight, int64_t num_outputs, int64_t num_inputs, DType); \
     void unpack_rows(const UnpackRowsArgs&);                                                            \
     void activation(const ActivationArgs&);                                                             \
+    void qkv_heads(const QkvHeadsArgs&);                                                                \
     }
 
 MOTET_DECLARE_KERNELS(generic)

@@ -22,10 +22,11 @@ struct KernelTable {
     void (*pack_linear)(void*, const void*, int64_t, int64_t, DType);
     void (*unpack_rows)(const UnpackRowsArgs&);
     void (*activation)(const ActivationArgs&);
+    void (*qkv_heads)(const QkvHeadsArgs&);
 };
 
 #define MOTET_KERNELS(isa) \
-    isa::rms_norm, isa::add_rms_norm, isa::linear, isa::pack_linear, isa::unpack_rows, isa::activation
+    isa::rms_norm, isa::add_rms_norm, isa::linear, isa::pack_linear, isa::unpack_rows, isa::activation, isa::qkv_heads
 
 #ifdef MOTET_HAS_AVX512
 bool has_avx512() {
@@ -123,6 +124,17 @@ public:
                             dtype_of(dtype), num_threads});
     }
 
+    void qkv_heads(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t qkv, uintptr_t positions, uintptr_t cos,
+                   uintptr_t sin, uintptr_t q_norm, uintptr_t k_norm, int64_t num_tokens, int64_t num_heads,
+                   int64_t num_kv_heads, int64_t head_size, int64_t half, int64_t q_norm_size, int64_t k_norm_size,
+                   float eps, int dtype, int num_threads) const {
+        table_->qkv_heads({pointer<void>(q), pointer<void>(k), pointer<void>(v), pointer<const void>(qkv),
+                           pointer<const int64_t>(positions), pointer<const float>(cos), pointer<const float>(sin),
+                           pointer<const float>(q_norm), pointer<const float>(k_norm), num_tokens, num_heads,
+                           num_kv_heads, head_size, half, q_norm_size, k_norm_size, eps, dtype_of(dtype),
+                           num_threads});
+    }
+
 private:
     const KernelTable* table_;
 };
@@ -145,5 +157,6 @@ NB_MODULE(_kernels, m) {
         .def("linear", &Kernels::linear, no_gil)
         .def("pack_linear", &Kernels::pack_linear, no_gil)
         .def("unpack_rows", &Kernels::unpack_rows, no_gil)
-        .def("activation", &Kernels::activation, no_gil);
+        .def("activation", &Kernels::activation, no_gil)
+        .def("qkv_heads", &Kernels::qkv_heads, no_gil);
 }

@@ -1,5 +1,6 @@
 // RMSNorm (Zhang and Sennrich, 2019), alone or after a residual add. Defined by motet/ops/reference/norm.py.
 #include "kernels.h"
+#include "norm.h"
 #include "vec.h"
 
 namespace motet {
@@ -14,33 +15,6 @@ void for_each_row(int64_t num_rows, int64_t num_cols, int num_threads, const Row
     if (num_rows * num_cols < kMinElementsPerTeam) num_threads = 1;
 #pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
     for (int64_t row = 0; row < num_rows; ++row) kernel(row * num_cols);
-}
-
-// Sixteen running sums, element i into sum i % 16, then folded in the fixed order of sum().
-template <class T>
-float inverse_rms(const T* x, int64_t num_cols, float eps) {
-    f32x16 squares = {};
-    int64_t i = 0;
-    for (; i + kLanes <= num_cols; i += kLanes) {
-        const f32x16 v = load(x + i);
-        squares = squares + v * v;
-    }
-    if (i < num_cols) {
-        const f32x16 v = load_first(x + i, num_cols - i);
-        squares = squares + v * v;
-    }
-    return 1.0f / __builtin_sqrtf(sum(squares) / float(num_cols) + eps);
-}
-
-template <class T>
-void norm_row(T* out, const T* x, const float* weight, int64_t num_cols, float eps) {
-    const float scale = inverse_rms(x, num_cols, eps);
-    int64_t i = 0;
-    for (; i + kLanes <= num_cols; i += kLanes) store(out + i, load(x + i) * scale * load(weight + i));
-    if (i < num_cols) {
-        const int64_t rest = num_cols - i;
-        store_first(out + i, load_first(x + i, rest) * scale * load_first(weight + i, rest), rest);
-    }
 }
 
 template <class T>

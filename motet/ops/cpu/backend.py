@@ -14,8 +14,8 @@ from motet.ops.cpu.activation import activation, activation_mul, soft_cap
 from motet.ops.cpu.library import is_available
 from motet.ops.cpu.linear import PackedLinear, embedding, linear, linear_f32, pack_linear
 from motet.ops.cpu.norm import rms_norm
+from motet.ops.cpu.rope import qkv_heads
 from motet.ops.reference.moe import moe
-from motet.ops.reference.rope import qkv_heads
 
 __all__ = ["CpuOps", "is_available"]
 
@@ -39,5 +39,5 @@ class CpuOps(ReferenceOps):
     rms_norm = staticmethod(rms_norm)
     activation = staticmethod(activation)
     activation_mul = staticmethod(activation_mul)
-    qkv_heads = staticmethod(partial(qkv_heads, norm=rms_norm))
+    qkv_heads = staticmethod(qkv_heads)
     moe = staticmethod(partial(moe, feed_forward=feed_forward))
