@@ -93,6 +93,7 @@ def with_changes(params: SamplingParams, changes: Mapping[str, Any]) -> Sampling
             close = get_close_matches(name, params.__struct_fields__, n=1)
             raise InputError(f"unknown key {name!r}" + (f"; did you mean {close[0]!r}?" if close else ""))
     try:
-        return msgspec.convert({**msgspec.to_builtins(params), **changes}, SamplingParams)
+        own = msgspec.to_builtins(params, str_keys=True)  # in JSON the keys of logit_bias are strings
+        return msgspec.convert({**own, **changes}, SamplingParams, str_keys=True)
     except msgspec.ValidationError as error:
         raise InputError(str(error)) from None

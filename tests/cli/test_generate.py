@@ -240,3 +240,12 @@ class TestFile:
             assert done.status == 1
             assert message in done.err
         assert source.read_text() == '"x"\n'
+
+
+def test_json_keys_of_logit_bias_are_token_ids() -> None:
+    from motet.cli.prompts import with_changes
+    from motet.core.params import SamplingParams
+
+    params = with_changes(SamplingParams(logit_bias={3: 1.0}), {"top_k": 5})
+    assert with_changes(params, {"logit_bias": {"7": -2}}).logit_bias == {7: -2.0}
+    assert params.logit_bias == {3: 1.0}
