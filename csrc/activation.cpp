@@ -2,7 +2,7 @@
 // torch's, whose vector and scalar versions differ) keeps a value's bits independent of its place in the tensor.
 // Defined by motet/ops/reference/activation.py.
 #include "kernels.h"
-#include "vec.h"
+#include "vec_math.h"
 
 namespace motet {
 namespace MOTET_ISA {
@@ -10,14 +10,17 @@ namespace {
 
 constexpr int64_t kMinElementsPerTeam = 16384;
 
-MOTET_INLINE f32x16 sigmoid(const f32x16& x) { return splat(1.0f) / (splat(1.0f) + exp(x * -1.0f)); }
+// The bound keeps the exponential finite, and a NaN is kept.
+MOTET_INLINE f32x16 sigmoid(const f32x16& x) {
+    return broadcast(1.0f) / (broadcast(1.0f) + exp(max(broadcast(-88.0f), x) * -1.0f));
+}
 
 template <Activation kind>
 MOTET_INLINE f32x16 activate(const f32x16& x, float cap) {
     if constexpr (kind == Activation::silu) {
         return x * sigmoid(x);
-    } else if constexpr (kind == Activation::soft_cap) {  // tanh u = 2 sigmoid(2 u) - 1
-        return (sigmoid(x / splat(cap) * 2.0f) * 2.0f + splat(-1.0f)) * cap;
+    } else if constexpr (kind == Activation::soft_cap) {
+        return tanh(x / broadcast(cap)) * cap;
     } else {  // gelu with tanh: 0.5 x (1 + tanh u) = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
         return x * sigmoid((x + x * x * x * 0.044715f) * 1.5957691216057308f);
     }

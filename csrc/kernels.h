@@ -88,6 +88,52 @@ struct QkvHeadsArgs {
     int num_threads;
 };
 
+struct HeadStrides {  // in elements, of [num_tokens, num_heads, head_size] whose heads are dense
+    int64_t token;
+    int64_t head;
+};
+
+struct WriteKvArgs {
+    void* k_cache;         // [num_slots, num_kv_heads, head_size] of cache_dtype
+    void* v_cache;         // the same
+    const void* k;         // [num_tokens, num_kv_heads, head_size] of dtype
+    const void* v;         // the same
+    const int64_t* slots;  // [num_tokens]; of two tokens with one slot, either may win
+    int64_t num_tokens;
+    int64_t num_kv_heads;
+    int64_t head_size;
+    HeadStrides k_strides;
+    HeadStrides v_strides;
+    DType dtype;
+    DType cache_dtype;
+    int num_threads;
+};
+
+struct PagedAttentionArgs {
+    void* out;                   // [num_tokens, num_heads * head_size] of dtype
+    const void* q;               // [num_tokens, num_heads, head_size] of dtype
+    const void* k_cache;         // [num_slots, num_kv_heads, head_size] of cache_dtype
+    const void* v_cache;         // the same
+    const int32_t* rows;         // [3, num_rows]: first position, number of tokens, index of the first token in q
+    const int32_t* block_table;  // [num_rows, table_stride]; position p stands in slot
+                                 // block_table[row, p / block_size] * block_size + p % block_size
+    const float* alibi_slopes;   // [num_heads], or null
+    const float* sinks;          // [num_heads], or null
+    int64_t num_rows;
+    int64_t table_stride;
+    int64_t block_size;
+    int64_t window;  // a query sees this many keys, itself included; 0: all
+    int64_t num_heads;
+    int64_t num_kv_heads;
+    int64_t head_size;
+    HeadStrides q_strides;
+    float scale;
+    float soft_cap;  // 0: none
+    DType dtype;
+    DType cache_dtype;
+    int num_threads;
+};
+
 #define MOTET_DECLARE_KERNELS(isa)                                                                      \
     namespace isa {                                                                                     \
     void rms_norm(const RmsNormArgs&);                                                                  \
@@ -97,6 +143,8 @@ struct QkvHeadsArgs {
     void unpack_rows(const UnpackRowsArgs&);                                                            \
     void activation(const ActivationArgs&);                                                             \
     void qkv_heads(const QkvHeadsArgs&);                                                                \
+    void write_kv(const WriteKvArgs&);                                                                  \
+    void paged_attention(const PagedAttentionArgs&);                                                    \
     }
 
 MOTET_DECLARE_KERNELS(generic)

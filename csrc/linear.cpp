@@ -46,6 +46,15 @@ MOTET_INLINE float widen(f16 value) {
 #endif
 }
 
+// Rounded once where the machine can do that at full speed; elsewhere twice, rather than in software.
+MOTET_INLINE f32x16 multiply_add(const f32x16& a, const f32x16& b, const f32x16& c) {
+#if defined(__FMA__) || defined(__FP_FAST_FMAF)
+    return fma(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
 // One packed step for a tile: sums[r][v] += x[r] * w[v].
 template <class T, int rows>
 struct Multiply {
@@ -55,9 +64,9 @@ struct Multiply {
         for (int v = 0; v < kVectors; ++v) weights[v] = load(w + v * kLanes);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; ++r) {
-            const f32x16 input = splat(widen(x[r * stride]));
+            const f32x16 input = broadcast(widen(x[r * stride]));
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(input, weights[v], sums[r][v]);
+            for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(input, weights[v], sums[r][v]);
         }
     }
 };
@@ -97,10 +106,10 @@ MOTET_INLINE void multiply_pairs(f32x16 (&sums)[rows][kVectors], const bf16* w, 
     }
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) {
-        const f32x16 first = splat(bit_cast<float>(x[r].bits << 16));
-        const f32x16 second = splat(bit_cast<float>(x[r].bits & 0xffff0000u));
+        const f32x16 first = broadcast(bit_cast<float>(x[r].bits << 16));
+        const f32x16 second = broadcast(bit_cast<float>(x[r].bits & 0xffff0000u));
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = fma(second, odd[v], fma(first, even[v], sums[r][v]));
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(second, odd[v], multiply_add(first, even[v], sums[r][v]));
     }
 #endif
 }

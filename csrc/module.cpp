@@ -23,10 +23,13 @@ struct KernelTable {
     void (*unpack_rows)(const UnpackRowsArgs&);
     void (*activation)(const ActivationArgs&);
     void (*qkv_heads)(const QkvHeadsArgs&);
+    void (*write_kv)(const WriteKvArgs&);
+    void (*paged_attention)(const PagedAttentionArgs&);
 };
 
-#define MOTET_KERNELS(isa) \
-    isa::rms_norm, isa::add_rms_norm, isa::linear, isa::pack_linear, isa::unpack_rows, isa::activation, isa::qkv_heads
+#define MOTET_KERNELS(isa)                                                                             \
+    isa::rms_norm, isa::add_rms_norm, isa::linear, isa::pack_linear, isa::unpack_rows, isa::activation, \
+        isa::qkv_heads, isa::write_kv, isa::paged_attention
 
 #ifdef MOTET_HAS_AVX512
 bool has_avx512() {
@@ -135,6 +138,28 @@ public:
                            num_threads});
     }
 
+    void write_kv(uintptr_t k_cache, uintptr_t v_cache, uintptr_t k, uintptr_t v, uintptr_t slots, int64_t num_tokens,
+                  int64_t num_kv_heads, int64_t head_size, int64_t k_token_stride, int64_t k_head_stride,
+                  int64_t v_token_stride, int64_t v_head_stride, int dtype, int cache_dtype, int num_threads) const {
+        table_->write_kv({pointer<void>(k_cache), pointer<void>(v_cache), pointer<const void>(k),
+                          pointer<const void>(v), pointer<const int64_t>(slots), num_tokens, num_kv_heads, head_size,
+                          {k_token_stride, k_head_stride}, {v_token_stride, v_head_stride}, dtype_of(dtype),
+                          dtype_of(cache_dtype), num_threads});
+    }
+
+    void paged_attention(uintptr_t out, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache, uintptr_t rows,
+                         uintptr_t block_table, uintptr_t alibi_slopes, uintptr_t sinks, int64_t num_rows,
+                         int64_t table_stride, int64_t block_size, int64_t window, int64_t num_heads,
+                         int64_t num_kv_heads, int64_t head_size, int64_t q_token_stride, int64_t q_head_stride,
+                         float scale, float soft_cap, int dtype, int cache_dtype, int num_threads) const {
+        table_->paged_attention({pointer<void>(out), pointer<const void>(q), pointer<const void>(k_cache),
+                                 pointer<const void>(v_cache), pointer<const int32_t>(rows),
+                                 pointer<const int32_t>(block_table), pointer<const float>(alibi_slopes),
+                                 pointer<const float>(sinks), num_rows, table_stride, block_size, window, num_heads,
+                                 num_kv_heads, head_size, {q_token_stride, q_head_stride}, scale, soft_cap,
+                                 dtype_of(dtype), dtype_of(cache_dtype), num_threads});
+    }
+
 private:
     const KernelTable* table_;
 };
@@ -158,5 +183,7 @@ NB_MODULE(_kernels, m) {
         .def("pack_linear", &Kernels::pack_linear, no_gil)
         .def("unpack_rows", &Kernels::unpack_rows, no_gil)
         .def("activation", &Kernels::activation, no_gil)
-        .def("qkv_heads", &Kernels::qkv_heads, no_gil);
+        .def("qkv_heads", &Kernels::qkv_heads, no_gil)
+        .def("write_kv", &Kernels::write_kv, no_gil)
+        .def("paged_attention", &Kernels::paged_attention, no_gil);
 }

@@ -71,52 +71,48 @@ MOTET_INLINE f32x16 operator*(f32x16 a, float b) {
     return a;
 }
 
+MOTET_INLINE f32x16 operator-(f32x16 a, const f32x16& b) {
+    for (int64_t i = 0; i < kParts; ++i) a.part[i] -= b.part[i];
+    return a;
+}
+
 MOTET_INLINE f32x16 operator/(f32x16 a, const f32x16& b) {
     for (int64_t i = 0; i < kParts; ++i) a.part[i] /= b.part[i];
     return a;
 }
 
-MOTET_INLINE f32x16 splat(float value) {
+MOTET_INLINE f32x16 broadcast(float value) {
     f32x16 v;
-    for (int64_t i = 0; i < kParts; ++i) v.part[i] = f32_part{} + value;
+    for (int64_t i = 0; i < kParts; ++i) {
+#if defined(__AVX512F__)
+        v.part[i] = _mm512_set1_ps(value);
+#elif defined(__AVX2__)
+        v.part[i] = _mm256_set1_ps(value);
+#else
+        v.part[i] = f32_part{value, value, value, value};
+#endif
+    }
     return v;
 }
 
-// a * b + c, rounded once where the instruction set can.
+// a * b + c, rounded once.
 MOTET_INLINE f32x16 fma(const f32x16& a, const f32x16& b, f32x16 c) {
+    for (int64_t i = 0; i < kParts; ++i) {
 #if defined(__AVX512F__)
-    c.part[0] = _mm512_fmadd_ps(a.part[0], b.part[0], c.part[0]);
+        c.part[i] = _mm512_fmadd_ps(a.part[i], b.part[i], c.part[i]);
 #elif defined(__FMA__)
-    for (int64_t i = 0; i < kParts; ++i) c.part[i] = _mm256_fmadd_ps(a.part[i], b.part[i], c.part[i]);
+        c.part[i] = _mm256_fmadd_ps(a.part[i], b.part[i], c.part[i]);
 #else
-    for (int64_t i = 0; i < kParts; ++i) c.part[i] += a.part[i] * b.part[i];
+        for (int64_t j = 0; j < kWidth; ++j) c.part[i][j] = __builtin_fmaf(a.part[i][j], b.part[i][j], c.part[i][j]);
 #endif
+    }
     return c;
 }
 
-// e^x within 2 units in the last place: x = n ln 2 + r, a polynomial for e^r (Cephes' expf), n into the exponent.
-// Below -87 the result is 0, above 88 it is that of 88. Only IEEE operations: the same bits on every instruction set.
-MOTET_INLINE f32x16 exp(f32x16 x) {
-    typedef int32_t i32_part __attribute__((vector_size(kWidth * 4)));
-    for (int64_t i = 0; i < kParts; ++i) {
-        const f32_part high = f32_part{} + 88.0f, low = f32_part{} - 87.0f;
-        f32_part v = x.part[i] > high ? high : x.part[i];
-        const i32_part is_zero = v < low;
-        v = v < low ? low : v;
-        const f32_part magic = f32_part{} + 12582912.0f;  // 1.5 * 2^23: adding it rounds to an integer
-        const f32_part n = (v * 1.44269504088896341f + magic) - magic;
-        const f32_part r = (v - n * 0.693359375f) + n * 2.12194440e-4f;
-        f32_part p = r * 1.9875691500e-4f + 1.3981999507e-3f;
-        p = p * r + 8.3334519073e-3f;
-        p = p * r + 4.1665795894e-2f;
-        p = p * r + 1.6666665459e-1f;
-        p = p * r + 5.0000001201e-1f;
-        p = p * (r * r) + r + 1.0f;
-        const i32_part exponent = __builtin_convertvector(n, i32_part) << 23;
-        const i32_part scaled = bit_cast<i32_part>(p) + exponent;
-        x.part[i] = bit_cast<f32_part>(is_zero ? i32_part{} : scaled);
-    }
-    return x;
+// The greater of each pair; b where one is NaN.
+MOTET_INLINE f32x16 max(f32x16 a, const f32x16& b) {
+    for (int64_t i = 0; i < kParts; ++i) a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+    return a;
 }
 
 MOTET_INLINE f32x16 load(const float* p) {
@@ -134,7 +130,12 @@ MOTET_INLINE f32x16 load(const bf16* p) {
     for (int64_t i = 0; i < kParts; ++i) {
         u16_part h;
         std::memcpy(&h, p + i * kWidth, sizeof(h));
-        v.part[i] = bit_cast<f32_part>(__builtin_convertvector(h, u32_part) << 16);
+#if defined(__AVX512F__)  // GCC 12 makes five instructions of the conversion
+        const u32_part wide = bit_cast<u32_part>(_mm512_cvtepu16_epi32(bit_cast<__m256i>(h)));
+#else
+        const u32_part wide = __builtin_convertvector(h, u32_part);
+#endif
+        v.part[i] = bit_cast<f32_part>(wide << 16);
     }
     return v;
 }
@@ -234,6 +235,19 @@ MOTET_INLINE void store_first(T* p, const f32x16& v, int64_t n) {
     std::memcpy(p, lanes, size_t(n) * sizeof(T));
 }
 
+// Copies a vector, rounded to another type.
+template <class To, class From>
+MOTET_INLINE void convert(To* to, const From* from, int64_t n) {
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) store(to + i, load(from + i));
+    if (i < n) store_first(to + i, load_first(from + i, n - i), n - i);
+}
+
+template <class T>
+MOTET_INLINE void convert(T* to, const T* from, int64_t n) {
+    std::memcpy(to, from, size_t(n) * sizeof(T));
+}
+
 // Adds lane i + 8 to lane i, then i + 4, i + 2, i + 1.
 MOTET_INLINE float sum(const f32x16& v) {
     float lanes[kLanes];
@@ -242,6 +256,19 @@ MOTET_INLINE float sum(const f32x16& v) {
         for (int64_t i = 0; i < half; ++i) lanes[i] += lanes[i + half];
     }
     return lanes[0];
+}
+
+MOTET_INLINE float largest(const f32x16& v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(v.part[0]);
+#else
+    float lanes[kLanes];
+    store(lanes, v);
+    for (int64_t half = kLanes / 2; half > 0; half /= 2) {
+        for (int64_t i = 0; i < half; ++i) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+    }
+    return lanes[0];
+#endif
 }
 
 }  // namespace MOTET_ISA

@@ -46,18 +46,21 @@ class RunnerPlan:
     max_model_len: int
 
 
-def choose_ops() -> ReferenceOps:
-    """The C++ kernels where they are built, else the definition in torch; MOTET_OPS=cpu or =reference insists."""
+def choose_backends() -> tuple[ReferenceOps, AttentionBackend]:
+    """The C++ kernels where they are built, else the definitions in torch; MOTET_OPS=cpu or =reference insists."""
     wanted = os.environ.get("MOTET_OPS", "auto")
     if wanted not in ("auto", "reference", "cpu"):
         raise ConfigError(f"MOTET_OPS must be auto, cpu or reference, got {wanted!r}")
     if wanted == "reference":
-        return ReferenceOps()
+        return ReferenceOps(), PagedAttention()
+    from motet.attention.cpu import CpuPagedAttention
     from motet.ops.cpu.backend import CpuOps, is_available
 
-    if wanted == "cpu" and not is_available():
+    if is_available():
+        return CpuOps(), CpuPagedAttention()
+    if wanted == "cpu":
         raise ConfigError("MOTET_OPS=cpu, but this installation has no C++ kernels; install a compiler and Motet again")
-    return CpuOps() if is_available() else ReferenceOps()
+    return ReferenceOps(), PagedAttention()
 
 
 def set_threads(wanted: int | None) -> None:
@@ -71,8 +74,8 @@ def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int
     torch.set_num_threads(1)
     dtype = resolve_dtype(config.model, checkpoint)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
-    attention = PagedAttention()
-    loaded = load_model(checkpoint, choose_ops(), attention, dtype, kv_dtype, max_model_len)
+    ops, attention = choose_backends()
+    loaded = load_model(checkpoint, ops, attention, dtype, kv_dtype, max_model_len)
     set_threads(config.device.threads)
     groups = group_states(loaded.states, max_model_len)
     budget = state_budget(config, checkpoint, loaded.vocab_size)

@@ -78,10 +78,10 @@ def test_a_share_of_the_memory_is_taken(tiny_checkpoints: Any, monkeypatch: pyte
 
 def test_ops_can_be_chosen_and_a_wrong_choice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MOTET_OPS", "reference")
-    assert build.choose_ops().name == "reference"
+    assert build.choose_backends()[0].name == "reference"
     monkeypatch.setenv("MOTET_OPS", "gpu")
     with pytest.raises(ConfigError, match=r"MOTET_OPS must be .*'gpu'"):
-        build.choose_ops()
+        build.choose_backends()
 
 
 def test_threads_follow_the_option() -> None:

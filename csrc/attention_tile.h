@@ -1,0 +1,462 @@
+// The softmax of a few queries over the keys of one KV head: what a task of csrc/attention.cpp does.
+#pragma once
+
+#include "kernels.h"
+#include "transpose.h"
+#include "vec.h"
+#include "vec_math.h"
+
+namespace motet {
+namespace MOTET_ISA {
+namespace {
+
+constexpr int64_t kGroup = 32;
+constexpr int64_t kSplit = 256;
+constexpr int64_t kGroupVectors = kGroup / kLanes;
+constexpr int64_t kMaxRows = 48;  // (query, head) pairs of a tile
+
+// Register blocks: sums of kBlockRows x kBlockVectors, and the operands beside them.
+constexpr int64_t kBlockRows = kWidth == 16 ? 8 : 6;
+constexpr int64_t kBlockVectors = kWidth == 16 ? 2 : 1;
+
+constexpr int64_t kAhead = 2 * kGroup;  // how far ahead of use keys are prefetched
+constexpr int kSecondLevel = 2;         // the cache they go to
+
+constexpr float kInfinity = __builtin_inff();
+
+inline int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+inline int64_t greater(int64_t a, int64_t b) { return a > b ? a : b; }
+inline int64_t clamp(int64_t value, int64_t low, int64_t high) { return smaller(greater(value, low), high); }
+inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1) / step * step; }
+
+// ---- The one inner loop -------------------------------------------------------------------------------------------
+
+struct Matrix {
+    const float* data;
+    int64_t stride;
+};
+
+// out[r] = out[r] * factors[r] + sum over k in [begin, end) of a[r][k] * b[k], in order of k; without factors, out[r]
+// starts at 0.
+// Unrolled by pragma, or GCC leaves some of the sums in memory.
+template <int64_t kRows, int64_t kVectors>
+void accumulate_block(float* out, int64_t out_stride, const float* factors, Matrix a, Matrix b, int64_t begin,
+                      int64_t end) {
+    f32x16 sums[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int64_t v = 0; v < kVectors; ++v) {
+            sums[r][v] = factors ? load(out + r * out_stride + v * kLanes) * factors[r] : broadcast(0.0f);
+        }
+    }
+    for (int64_t k = begin; k < end; ++k) {
+        f32x16 right[kVectors];
+#pragma GCC unroll 8
+        for (int64_t v = 0; v < kVectors; ++v) right[v] = load(b.data + k * b.stride + v * kLanes);
+#pragma GCC unroll 8
+        for (int64_t r = 0; r < kRows; ++r) {
+            const f32x16 left = broadcast(a.data[r * a.stride + k]);
+#pragma GCC unroll 8
+            for (int64_t v = 0; v < kVectors; ++v) sums[r][v] = fma(left, right[v], sums[r][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int64_t r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int64_t v = 0; v < kVectors; ++v) store(out + r * out_stride + v * kLanes, sums[r][v]);
+    }
+}
+
+template <int64_t kRows>
+void accumulate(int64_t num_rows, int64_t num_vectors, float* out, int64_t out_stride, const float* factors, Matrix a,
+                Matrix b, int64_t begin, int64_t end) {
+    if constexpr (kRows > 1) {
+        if (num_rows < kRows) {
+            return accumulate<kRows - 1>(num_rows, num_vectors, out, out_stride, factors, a, b, begin, end);
+        }
+    }
+    int64_t v = 0;
+    for (; v + kBlockVectors <= num_vectors; v += kBlockVectors) {
+        const Matrix right = {b.data + v * kLanes, b.stride};
+        accumulate_block<kRows, kBlockVectors>(out + v * kLanes, out_stride, factors, a, right, begin, end);
+    }
+    for (; v < num_vectors; ++v) {
+        const Matrix right = {b.data + v * kLanes, b.stride};
+        accumulate_block<kRows, 1>(out + v * kLanes, out_stride, factors, a, right, begin, end);
+    }
+}
+
+// ---- Loads: cache to float ----------------------------------------------------------------------------------------
+
+// kWidth keys by sixteen columns, given as one f32x16 per key, to rows of columns.
+template <class StoreColumn>
+MOTET_INLINE void transpose_keys(const f32x16 (&keys)[kWidth], const StoreColumn& store_column) {
+    for (int64_t p = 0; p < kParts; ++p) {
+        f32_part square[kWidth];
+        for (int64_t i = 0; i < kWidth; ++i) square[i] = keys[i].part[p];
+        transpose(square);
+        for (int64_t i = 0; i < kWidth; ++i) store_column(p * kWidth + i, square[i]);
+    }
+}
+
+template <class T>
+int64_t load_key_pairs(float*, const T* const*, int64_t) {
+    return 0;
+}
+
+// Two neighbours of bfloat16 move as one word: half the work. Returns how many dimensions are done.
+int64_t load_key_pairs(float* out, const bf16* const* keys, int64_t head_size) {
+    int64_t d = 0;
+    for (; d + 2 * kLanes <= head_size; d += 2 * kLanes) {
+        for (int64_t first = 0; first < kGroup; first += kWidth) {
+            f32x16 words[kWidth] = {};
+            for (int64_t i = 0; i < kWidth; ++i) {
+                if (keys[first + i]) std::memcpy(&words[i], keys[first + i] + d, sizeof(f32x16));
+            }
+            transpose_keys(words, [&](int64_t column, f32_part word) {
+                const u32_part even = bit_cast<u32_part>(word) << 16, odd = bit_cast<u32_part>(word) & 0xffff0000u;
+                float* row = out + (d + 2 * column) * kGroup + first;
+                std::memcpy(row, &even, sizeof(even));
+                std::memcpy(row + kGroup, &odd, sizeof(odd));
+            });
+        }
+    }
+    return d;
+}
+
+// keys[kGroup], null where there is none, to out [head_size, kGroup].
+template <class T>
+void load_keys(float* out, const T* const* keys, int64_t head_size) {
+    for (int64_t d = load_key_pairs(out, keys, head_size); d < head_size; d += kLanes) {
+        const int64_t rest = smaller(kLanes, head_size - d);
+        for (int64_t first = 0; first < kGroup; first += kWidth) {
+            f32x16 block[kWidth] = {};
+            for (int64_t i = 0; i < kWidth; ++i) {
+                const T* key = keys[first + i];
+                if (key) block[i] = rest == kLanes ? load(key + d) : load_first(key + d, rest);
+            }
+            transpose_keys(block, [&](int64_t column, f32_part floats) {
+                if (column < rest) std::memcpy(out + (d + column) * kGroup + first, &floats, sizeof(floats));
+            });
+        }
+    }
+}
+
+// ---- One tile -----------------------------------------------------------------------------------------------------
+
+struct Tile {
+    int64_t row;
+    int64_t kv_head;
+    int64_t first_head;  // of the query heads
+    int64_t num_heads;
+    int64_t first_query;  // of the row
+    int64_t num_queries;
+
+    int64_t num_rows() const { return num_heads * num_queries; }
+};
+
+// Softmax under way: per row the maximum, the sum of weights, and the weighted sum of values.
+struct Partial {
+    float* max;     // [num_rows]
+    float* sum;     // [num_rows]
+    float* values;  // [num_rows, stride]
+};
+
+// Adds a later split to the total. A split of which the row sees nothing has sum 0.
+void fold(const Partial& total, const Partial& split, int64_t num_rows, int64_t stride) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+        if (split.sum[r] == 0.0f) continue;
+        const float max = total.max[r] > split.max[r] ? total.max[r] : split.max[r];
+        const float old_factor = exp(total.max[r] - max), factor = exp(split.max[r] - max);
+        total.max[r] = max;
+        total.sum[r] = total.sum[r] * old_factor + split.sum[r] * factor;
+        const f32x16 factors = broadcast(factor);
+        for (int64_t i = r * stride; i < (r + 1) * stride; i += kLanes) {
+            store(total.values + i, fma(load(split.values + i), factors, load(total.values + i) * old_factor));
+        }
+    }
+}
+
+void clear(const Partial& partial, int64_t num_rows, int64_t stride) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+        partial.max[r] = -kInfinity;
+        partial.sum[r] = 0.0f;
+    }
+    std::memset(partial.values, 0, size_t(num_rows * stride) * sizeof(float));
+}
+
+// Memory of one thread. stride: head_size rounded up to whole vectors.
+struct Scratch {
+    float* queries;  // [kMaxRows, stride]
+    float* keys;     // [stride, kGroup]
+    float* values;   // [kGroup, stride]
+    Partial split;
+    Partial total;
+
+    static int64_t num_floats(int64_t stride) { return stride * (3 * kMaxRows + 2 * kGroup) + 4 * kMaxRows; }
+
+    Scratch(float* memory, int64_t stride) {
+        queries = memory;
+        keys = queries + kMaxRows * stride;
+        values = keys + kGroup * stride;
+        split.values = values + kGroup * stride;
+        total.values = split.values + kMaxRows * stride;
+        split.max = total.values + kMaxRows * stride;
+        split.sum = split.max + kMaxRows;
+        total.max = split.sum + kMaxRows;
+        total.sum = total.max + kMaxRows;
+    }
+};
+
+MOTET_INLINE f32x16 lane_indices() {
+    alignas(64) static const float indices[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    return load(indices);
+}
+
+// Lanes first to last - 1 of v, -inf in the others.
+MOTET_INLINE f32x16 keep_lanes(f32x16 v, int64_t first, int64_t last) {
+    const f32x16 lanes = lane_indices();
+    const f32_part nothing = f32_part{} - kInfinity;
+    for (int64_t i = 0; i < kParts; ++i) {
+        v.part[i] = lanes.part[i] < float(first) ? nothing : v.part[i];
+        v.part[i] = lanes.part[i] < float(last) ? v.part[i] : nothing;
+    }
+    return v;
+}
+
+class TileWalk {
+public:
+    TileWalk(const PagedAttentionArgs& args, const Tile& tile, const Scratch& scratch)
+        : args_(args), tile_(tile), scratch_(scratch), num_rows_(tile.num_rows()),
+          stride_(round_up(args.head_size, kLanes)), position_(args.rows[tile.row] + tile.first_query),
+          token_(args.rows[2 * args.num_rows + tile.row] + tile.first_query) {}
+
+    // Positions of the keys that some query of the tile sees.
+    int64_t first_key() const { return first_visible(position_); }
+    int64_t end_key() const { return position_ + tile_.num_queries; }
+
+    void load_queries() {
+        switch (args_.dtype) {
+            case DType::f32: return load_queries_as<float>();
+            case DType::bf16: return load_queries_as<bf16>();
+            case DType::f16: return load_queries_as<f16>();
+        }
+    }
+
+    void attend_split(int64_t split, const Partial& out) {
+        clear(out, num_rows_, stride_);
+        std::memset(sum_lanes_, 0, sizeof(sum_lanes_));
+        const int64_t end = smaller(end_key(), (split + 1) * kSplit);
+        const int64_t first = greater(first_key(), split * kSplit);
+        prefetch(first, first / kGroup * kGroup + kAhead);
+        for (int64_t start = first / kGroup * kGroup; start < end; start += kGroup) {
+            prefetch(start + kAhead, start + kAhead + kGroup);
+            find_visible(start);
+            load_group(start, greater(first, start), smaller(end, start + kGroup));
+            score(greater(first - start, 0) / kLanes, round_up(smaller(end - start, kGroup), kLanes) / kLanes);
+            weigh(start, out);
+            mix(out);
+        }
+        for (int64_t r = 0; r < num_rows_; ++r) out.sum[r] = motet::MOTET_ISA::sum(load(sum_lanes_[r]));
+    }
+
+    // Ends the softmax of a total and writes the tile's output.
+    void finish(const Partial& total) const {
+        switch (args_.dtype) {
+            case DType::f32: return finish_as<float>(total);
+            case DType::bf16: return finish_as<bf16>(total);
+            case DType::f16: return finish_as<f16>(total);
+        }
+    }
+
+private:
+    int64_t first_visible(int64_t position) const {
+        return args_.window > 0 ? greater(0, position - args_.window + 1) : 0;
+    }
+
+    template <class T>
+    void load_queries_as() {
+        const T* q = static_cast<const T*>(args_.q);
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            const int64_t token = token_ + r / tile_.num_heads, head = tile_.first_head + r % tile_.num_heads;
+            convert(scratch_.queries + r * stride_, q + token * args_.q_strides.token + head * args_.q_strides.head,
+                    args_.head_size);
+        }
+    }
+
+    void find_visible(int64_t start) {
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            const int64_t position = position_ + r / tile_.num_heads;
+            first_[r] = clamp(first_visible(position) - start, 0, kGroup);
+            last_[r] = clamp(position + 1 - start, 0, kGroup);
+        }
+    }
+
+    bool sees(int64_t r) const { return first_[r] < last_[r]; }
+
+    // Calls visit(index, place) for positions [first, end) of the row; place is that of the head's vector in a cache.
+    template <class Visit>
+    __attribute__((always_inline)) void for_each_key(int64_t first, int64_t end, const Visit& visit) const {
+        const int32_t* table = args_.block_table + tile_.row * args_.table_stride;
+        int64_t block = first / args_.block_size, offset = first % args_.block_size;
+        for (int64_t position = first; position < end; ++position, ++offset) {
+            if (offset == args_.block_size) {
+                ++block;
+                offset = 0;
+            }
+            const int64_t slot = table[block] * args_.block_size + offset;
+            visit(position, (slot * args_.num_kv_heads + tile_.kv_head) * args_.head_size);
+        }
+    }
+
+    // Asks for keys to come. The first head does it for all: theirs lie beside its own, and are mostly next.
+    // (Always inline: GCC drops calls of a function that does nothing but prefetch.)
+    __attribute__((always_inline)) void prefetch(int64_t first, int64_t end) const {
+        const int64_t key_bytes = args_.head_size * (args_.cache_dtype == DType::f32 ? 4 : 2);
+        const int64_t num_bytes = key_bytes * (tile_.kv_head == 0 ? args_.num_kv_heads : 1);
+        const char* k_cache = static_cast<const char*>(args_.k_cache);
+        const char* v_cache = static_cast<const char*>(args_.v_cache);
+        for_each_key(first, smaller(end, end_key()), [&](int64_t, int64_t place) __attribute__((always_inline)) {
+            const int64_t start = place / args_.head_size * key_bytes;
+            for (int64_t byte = start; byte < start + num_bytes; byte += 64) {
+                __builtin_prefetch(k_cache + byte, 0, kSecondLevel);
+                __builtin_prefetch(v_cache + byte, 0, kSecondLevel);
+            }
+        });
+    }
+
+    void load_group(int64_t start, int64_t first, int64_t end) {
+        switch (args_.cache_dtype) {
+            case DType::f32: return load_group_as<float>(start, first, end);
+            case DType::bf16: return load_group_as<bf16>(start, first, end);
+            case DType::f16: return load_group_as<f16>(start, first, end);
+        }
+    }
+
+    // K, transposed, and V of positions [first, end) of the group that begins at `start`.
+    template <class T>
+    void load_group_as(int64_t start, int64_t first, int64_t end) {
+        const T* k_cache = static_cast<const T*>(args_.k_cache);
+        const T* v_cache = static_cast<const T*>(args_.v_cache);
+        const T* keys[kGroup] = {};
+        for_each_key(first, end, [&](int64_t position, int64_t place) {
+            keys[position - start] = k_cache + place;
+            convert(scratch_.values + (position - start) * stride_, v_cache + place, args_.head_size);
+        });
+        load_keys(scratch_.keys, keys, args_.head_size);
+    }
+
+    // q k' of the group's vectors [first, end).
+    void score(int64_t first, int64_t end) {
+        for (int64_t r = 0; r < num_rows_; r += kBlockRows) {
+            const int64_t num_rows = smaller(kBlockRows, num_rows_ - r);
+            if (!sees(r) && !sees(r + num_rows - 1)) {
+                bool is_seen = false;
+                for (int64_t i = 1; i + 1 < num_rows; ++i) is_seen |= sees(r + i);
+                if (!is_seen) continue;
+            }
+            accumulate<kBlockRows>(num_rows, end - first, scores_[r] + first * kLanes, kGroup, nullptr,
+                                   {scratch_.queries + r * stride_, stride_}, {scratch_.keys + first * kLanes, kGroup},
+                                   0, args_.head_size);
+        }
+    }
+
+    // Scores to weights, exp(score - maximum so far), their sums by lane, and factors_ for what was summed before.
+    void weigh(int64_t start, const Partial& out) {
+        alignas(64) float max[kMaxRows];
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            max[r] = out.max[r];
+            if (!sees(r)) continue;
+            f32x16 best = broadcast(-kInfinity);
+            for (int64_t v = 0; v < kGroupVectors; ++v) {
+                float* scores = scores_[r] + v * kLanes;
+                const f32x16 s = final_scores(load(scores), r, start + v * kLanes);
+                const f32x16 visible = keep_lanes(s, first_[r] - v * kLanes, last_[r] - v * kLanes);
+                store(scores, visible);
+                best = motet::MOTET_ISA::max(best, visible);
+            }
+            const float group_max = largest(best);
+            max[r] = out.max[r] > group_max ? out.max[r] : group_max;
+        }
+        for (int64_t r = 0; r < num_rows_; r += kLanes) {
+            const int64_t rest = smaller(kLanes, num_rows_ - r);
+            store(factors_ + r, exp(load_first(out.max + r, rest) - load_first(max + r, rest)));
+        }
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            if (!sees(r)) continue;
+            out.max[r] = max[r];
+            f32x16 sum = {};
+            for (int64_t v = 0; v < kGroupVectors; ++v) {
+                float* scores = scores_[r] + v * kLanes;
+                const f32x16 weights = exp(load(scores) - broadcast(max[r]));
+                store(scores, weights);
+                sum = sum + weights;
+            }
+            store(sum_lanes_[r], fma(load(sum_lanes_[r]), broadcast(factors_[r]), sum));
+        }
+    }
+
+    f32x16 final_scores(f32x16 scores, int64_t r, int64_t first_position) const {
+        scores = scores * args_.scale;
+        if (args_.soft_cap > 0.0f) scores = tanh(scores / broadcast(args_.soft_cap)) * args_.soft_cap;
+        if (args_.alibi_slopes) {
+            const float slope = args_.alibi_slopes[tile_.first_head + r % tile_.num_heads];
+            const float distance = float(first_position - (position_ + r / tile_.num_heads));
+            scores = fma(broadcast(slope), broadcast(distance) + lane_indices(), scores);
+        }
+        return scores;
+    }
+
+    // Adds weights times values. Rows that see the same keys go together.
+    void mix(const Partial& out) {
+        for (int64_t r = 0; r < num_rows_;) {
+            int64_t run = 1;
+            while (run < kBlockRows && r + run < num_rows_ && first_[r] == first_[r + run] &&
+                   last_[r] == last_[r + run]) {
+                ++run;
+            }
+            if (sees(r)) {
+                accumulate<kBlockRows>(run, stride_ / kLanes, out.values + r * stride_, stride_, factors_ + r,
+                                       {scores_[r], kGroup}, {scratch_.values, stride_}, first_[r], last_[r]);
+            }
+            r += run;
+        }
+    }
+
+    template <class T>
+    void finish_as(const Partial& total) const {
+        T* out = static_cast<T*>(args_.out);
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            const int64_t token = token_ + r / tile_.num_heads, head = tile_.first_head + r % tile_.num_heads;
+            float* values = total.values + r * stride_;
+            float factor = 1.0f, sum = total.sum[r];
+            if (args_.sinks) {
+                const float sink = args_.sinks[head];
+                const float max = total.max[r] > sink ? total.max[r] : sink;
+                factor = exp(total.max[r] - max);
+                sum = sum * factor + exp(sink - max);
+            }
+            factor = factor / sum;
+            for (int64_t i = 0; i < stride_; i += kLanes) store(values + i, load(values + i) * factor);
+            convert(out + (token * args_.num_heads + head) * args_.head_size, values, args_.head_size);
+        }
+    }
+
+    const PagedAttentionArgs& args_;
+    const Tile& tile_;
+    const Scratch& scratch_;
+    const int64_t num_rows_;
+    const int64_t stride_;
+    const int64_t position_;  // of the first query
+    const int64_t token_;     // its index in q
+    int64_t first_[kMaxRows];  // the row sees keys [first, last) of the group
+    int64_t last_[kMaxRows];
+    alignas(64) float scores_[kMaxRows][kGroup];
+    alignas(64) float sum_lanes_[kMaxRows][kLanes];  // sums of weights of the keys with position % 16 = lane
+    alignas(64) float factors_[kMaxRows];
+};
+
+}  // namespace
+}  // namespace MOTET_ISA
+}  // namespace motet

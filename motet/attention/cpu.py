@@ -1,0 +1,73 @@
+"""Attention over the paged cache with the C++ kernels: see motet.ops.cpu.attention for what it promises."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from motet.ops.cpu.attention import PagedRows, paged_attention, write_kv
+from motet.tensors.forward import StepRows
+from motet.tensors.states import PagedState
+
+
+@dataclass(frozen=True)
+class CpuPagedPlan:
+    """slot_mapping: int64 [T], where each token's K and V go."""
+
+    slot_mapping: Tensor
+    rows: PagedRows
+
+
+class CpuPagedAttention:
+    """An AttentionBackend for CPU tensors of float32, bfloat16 and float16. Needs motet.ops.cpu.is_available()."""
+
+    def plan_step(self, rows: StepRows) -> CpuPagedPlan:
+        """Raises ValueError where the block table has no block for a position of a row."""
+        starts, counts = np.array(rows.starts, np.int64), np.array(rows.num_tokens, np.int64)
+        firsts = np.cumsum(counts) - counts
+        num_tokens = int(counts.sum())
+        num_columns = -(-int((starts + counts).max(initial=0)) // rows.block_size)
+        if num_columns > rows.block_table.shape[1] or len(starts) > rows.block_table.shape[0]:
+            raise ValueError(
+                f"block_table must have {len(starts)} rows of {num_columns} blocks, got {list(rows.block_table.shape)}"
+            )
+        if num_tokens and int(counts.min()) < 1:
+            raise ValueError(f"every row needs a token, got {rows.num_tokens}")
+        table = rows.block_table[: len(starts), :num_columns].to(torch.int32).contiguous()
+        blocks = table.numpy()
+        if blocks.size and int(blocks.min()) < 0:
+            raise ValueError(f"block_table must not be negative, got {int(blocks.min())}")
+        positions = np.arange(num_tokens) + np.repeat(starts - firsts, counts)
+        columns, offsets = np.divmod(positions, rows.block_size)
+        slots = blocks[np.repeat(np.arange(len(starts)), counts), columns].astype(np.int64) * rows.block_size + offsets
+        return CpuPagedPlan(
+            torch.from_numpy(slots),
+            PagedRows(
+                rows=torch.from_numpy(np.stack([starts, counts, firsts]).astype(np.int32)),
+                block_table=table,
+                num_tokens=num_tokens,
+                num_blocks=int(blocks.max(initial=-1)) + 1,
+                block_size=rows.block_size,
+                window=rows.window or 0,
+            ),
+        )
+
+    def attend(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        state: PagedState,
+        plan: CpuPagedPlan,
+        scale: float,
+        soft_cap: float | None = None,
+        alibi_slopes: Tensor | None = None,
+        sinks: Tensor | None = None,
+    ) -> Tensor:
+        if plan.rows.num_blocks * plan.rows.block_size > state.k.shape[0]:
+            raise ValueError(f"the block table names {plan.rows.num_blocks} blocks, more than the caches have")
+        write_kv(k, v, state.k, state.v, plan.slot_mapping)
+        return paged_attention(q, state.k, state.v, plan.rows, scale, soft_cap, alibi_slopes, sinks)

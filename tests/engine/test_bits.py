@@ -1,0 +1,61 @@
+"""With the CPU kernels even logprobs are the same bits: batched, chunked, cached, preempted, threaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from motet.core.outputs import RequestOutput
+from motet.core.params import SamplingParams
+from motet.ops import cpu
+from tests.checkpoints import CONFIGS
+from tests.engine.driver import generate, make_engine, random_prompts
+
+pytestmark = pytest.mark.skipif(not cpu.is_available(), reason="the bits are the kernels' promise")
+
+LENGTHS = (1, 30, 9, 27, 17, 33)
+PARAMS = [
+    SamplingParams(temperature=temperature, seed=i, max_tokens=13, ignore_eos=True, logprobs=4)
+    for i, temperature in enumerate((0.0, 1.0, 0.8, 1.2, 0.0, 1.0))
+]
+
+
+def bits(outputs: Sequence[RequestOutput]) -> list[Any]:
+    """Tokens, and the value of every reported logprob."""
+    return [
+        [(output.outputs[0].token_ids, [(i, entry.logprob) for i, entry in step.items()]) for step in logprobs]
+        for output in outputs
+        if (logprobs := output.outputs[0].logprobs) is not None
+    ]
+
+
+def alone_bits(folder: Path, prompts: Sequence[list[int]], dtype: str) -> list[Any]:
+    engine = make_engine(folder, dtype=dtype, enable_prefix_caching=False)
+    return [bits(generate(engine, [prompt], one))[0] for prompt, one in zip(prompts, PARAMS, strict=True)]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_logprobs_are_the_same_bits(family: str, dtype: str, tiny_checkpoints: Any) -> None:
+    folder = tiny_checkpoints(family)[0]
+    prompts = random_prompts(LENGTHS)
+    expected = alone_bits(folder, prompts, dtype)
+    batched = make_engine(folder, dtype=dtype)
+    assert bits(generate(batched, prompts, PARAMS)) == expected
+    assert bits(generate(batched, prompts, PARAMS)) == expected  # from the prefix cache
+    chunked = make_engine(folder, dtype=dtype, max_num_batched_tokens=7, async_scheduling=False)
+    assert bits(generate(chunked, prompts, PARAMS)) == expected
+    crowded = make_engine(folder, dtype=dtype, max_model_len=48, num_blocks_override=16, block_size=4)
+    assert bits(generate(crowded, prompts, PARAMS)) == expected
+    assert crowded.core.scheduler.stats.num_preemptions > 0
+
+
+def test_threads_and_block_size_do_not_change_a_bit(tiny_checkpoints: Any) -> None:
+    folder = tiny_checkpoints("Llama")[0]
+    prompts = random_prompts((100, 3, 60, 17, 33, 90))
+    expected = alone_bits(folder, prompts, "bfloat16")
+    for options in ({"threads": 2}, {"threads": 3, "block_size": 16}, {"block_size": 1, "max_num_batched_tokens": 33}):
+        assert bits(generate(make_engine(folder, dtype="bfloat16", **options), prompts, PARAMS)) == expected
