@@ -13,6 +13,7 @@ __version__ = "0.1.0"
 os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 if TYPE_CHECKING:
+    from motet import errors as errors
     from motet.core.config import EngineArgs
     from motet.core.outputs import CompletionOutput, Logprob, RequestOutput
     from motet.core.params import RequestOutputKind, SamplingParams
@@ -44,6 +45,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "errors":
+        return import_module("motet.errors")
     if name not in _HOMES:
         raise AttributeError(f"module 'motet' has no attribute {name!r}")
     value = vars(import_module(_HOMES[name]))[name]

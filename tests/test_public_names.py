@@ -55,3 +55,9 @@ def test_errors_are_those_of_core() -> None:
 
 def test_the_version_is_the_installed_one() -> None:
     assert motet.__version__ == version("motet")
+
+
+def test_errors_need_no_import_of_their_own() -> None:
+    code = "import motet\nprint(motet.errors.LoadError.__name__)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "LoadError"
