@@ -19,7 +19,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from motet.core.errors import LoadError, UnsupportedError
-from motet.models.gguf_types import SUPPORTED, dequantize
+from motet.ops.gguf_types import SUPPORTED, dequantize
 
 MAGIC = b"GGUF"
 STRING, ARRAY = 8, 9

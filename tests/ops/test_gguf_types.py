@@ -8,8 +8,8 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
-from motet.models import gguf_types
-from motet.models.gguf_types import BY_PACKAGE, DEQUANTIZERS, PLAIN, SUPPORTED, dequantize
+from motet.ops import gguf_types
+from motet.ops.gguf_types import BY_PACKAGE, DEQUANTIZERS, PLAIN, SUPPORTED, dequantize
 
 
 def random_blocks(kind: GGMLQuantizationType, num_blocks: int) -> np.ndarray:

@@ -1,0 +1,118 @@
+// A team of threads that works through kernels together.
+//
+// A kernel is a function of its arguments and a Team, called by every member with the same arguments: each does its
+// share, and returns without waiting. Whoever calls kernels puts a barrier between them. What a share is must not
+// change a bit: work is divided by outputs, never within a sum.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
+namespace motet {
+
+// What the members share. One for each team that runs at the same time.
+struct TeamState {
+    alignas(64) std::atomic<int64_t> num_waiting{0};
+    alignas(64) std::atomic<int64_t> phase{0};
+    alignas(64) std::atomic<int64_t> next{0};
+    void* memory = nullptr;
+    int64_t num_bytes = 0;
+
+    TeamState() = default;
+    TeamState(const TeamState&) = delete;
+    TeamState& operator=(const TeamState&) = delete;
+    ~TeamState() { std::free(memory); }
+};
+
+struct Range {
+    int64_t begin;
+    int64_t end;
+};
+
+class Team {
+public:
+    Team(TeamState& state, int64_t thread, int64_t size) : state_(&state), thread_(thread), size_(size) {}
+
+    int64_t thread() const { return thread_; }
+    int64_t size() const { return size_; }
+
+    // This member's part of [0, count): parts of nearly equal length, of at least `least` (but for the last one), so
+    // that little work is done by few.
+    Range share(int64_t count, int64_t least = 1) const {
+        if (least < 1) least = 1;
+        int64_t length = (count + size_ - 1) / size_;
+        if (length < least) length = least;
+        const int64_t begin = thread_ * length, end = begin + length;
+        return {begin < count ? begin : count, end < count ? end : count};
+    }
+
+    // The next of the numbers 0, 1, 2, ... that no member has taken since the last barrier, `count` at a time.
+    int64_t take(int64_t count = 1) const { return state_->next.fetch_add(count, std::memory_order_relaxed); }
+
+    // Waits for all members: spins for some microseconds, then gives the processor away between looks.
+    void barrier() const {
+        if (size_ == 1) {
+            state_->next.store(0, std::memory_order_relaxed);
+            return;
+        }
+        const int64_t phase = state_->phase.load(std::memory_order_relaxed);
+        if (state_->num_waiting.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
+            state_->num_waiting.store(0, std::memory_order_relaxed);
+            state_->next.store(0, std::memory_order_relaxed);
+            state_->phase.store(phase + 1, std::memory_order_release);
+            return;
+        }
+        for (int64_t looks = 0; state_->phase.load(std::memory_order_acquire) == phase; ++looks) {
+            if (looks < kSpins) {
+                pause();
+            } else {
+                give_way();
+            }
+        }
+    }
+
+    // Memory of the whole team, 64-byte aligned, valid until the next call. Every member calls it, with the same size;
+    // it contains a barrier. What it held before is lost.
+    char* memory(int64_t num_bytes) const {
+        barrier();  // nobody still uses the last kernel's
+        if (thread_ == 0 && num_bytes > state_->num_bytes) {
+            std::free(state_->memory);
+            state_->num_bytes = (num_bytes + 4095) / 4096 * 4096;
+            state_->memory = std::aligned_alloc(64, size_t(state_->num_bytes));
+            if (!state_->memory) throw std::bad_alloc();
+        }
+        barrier();
+        return static_cast<char*>(state_->memory);
+    }
+
+private:
+    static constexpr int64_t kSpins = 2000;  // some 20 to 60 microseconds
+
+    static void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+        __builtin_ia32_pause();
+#elif defined(__aarch64__)
+        __asm__ __volatile__("yield");
+#endif
+    }
+
+    static void give_way() {
+#if defined(__linux__)
+        sched_yield();
+#else
+        pause();
+#endif
+    }
+
+    TeamState* state_;
+    int64_t thread_;
+    int64_t size_;
+};
+
+}  // namespace motet

@@ -1,0 +1,45 @@
+"""Matrices that stay quantised: what a weight source hands to an op backend in place of a tensor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
+
+from motet.ops.gguf_types import dequantize
+
+
+@dataclass(frozen=True)
+class QuantizedMatrix:
+    """A matrix [num_outputs, num_inputs] in the blocks of a GGUF type, which lie along the inputs.
+
+    blocks: uint8 [num_outputs, bytes of a row], not to be written to
+    """
+
+    kind: GGMLQuantizationType
+    blocks: Tensor
+    num_inputs: int
+
+    def __post_init__(self) -> None:
+        block_len, block_bytes = GGML_QUANT_SIZES[self.kind]
+        row_bytes = self.num_inputs // block_len * block_bytes
+        if self.num_inputs % block_len or self.blocks.dtype is not torch.uint8 or self.blocks.shape[1:] != (row_bytes,):
+            raise ValueError(
+                f"{self.num_inputs} inputs of type {self.kind.name} need uint8 rows of {row_bytes} bytes, got "
+                f"{self.blocks.dtype} {list(self.blocks.shape)}"
+            )
+
+    @property
+    def num_outputs(self) -> int:
+        return self.blocks.shape[0]
+
+    def select(self, order: Tensor) -> QuantizedMatrix:
+        """The outputs `order`, int64 [M], in that order."""
+        return replace(self, blocks=self.blocks[order])
+
+    def dequantize(self, dtype: torch.dtype) -> Tensor:
+        """[num_outputs, num_inputs]: bit for bit the values of the `gguf` package, rounded to `dtype`."""
+        flat = dequantize(self.blocks.contiguous().view(-1), self.kind, dtype)
+        return flat.view(self.num_outputs, self.num_inputs)
