@@ -8,7 +8,7 @@ namespace motet {
 namespace MOTET_ISA {
 namespace {
 
-constexpr int64_t kMinElementsPerTeam = 16384;
+constexpr int64_t kMinElements = 4096;  // of a member of the team
 
 // The bound keeps the exponential finite, and a NaN is kept.
 MOTET_INLINE f32x16 sigmoid(const f32x16& x) {
@@ -41,34 +41,33 @@ void row(T* out, const T* gate, const T* up, int64_t count, float cap) {
 }
 
 template <class T, Activation kind>
-void activation_as(const ActivationArgs& a) {
+void activation_as(const ActivationArgs& a, const Team& team) {
     T* out = static_cast<T*>(a.out);
     const T* x = static_cast<const T*>(a.x);
     const int64_t stride = a.is_gated ? 2 * a.num_cols : a.num_cols;
-    const int num_threads = a.num_rows * a.num_cols < kMinElementsPerTeam ? 1 : a.num_threads;
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-    for (int64_t r = 0; r < a.num_rows; ++r) {
+    const Range rows = team.share(a.num_rows, kMinElements / (a.num_cols + 1));
+    for (int64_t r = rows.begin; r < rows.end; ++r) {
         const T* gate = x + r * stride;
         row<T, kind>(out + r * a.num_cols, gate, a.is_gated ? gate + a.num_cols : nullptr, a.num_cols, a.cap);
     }
 }
 
 template <class T>
-void activation_of(const ActivationArgs& a) {
+void activation_of(const ActivationArgs& a, const Team& team) {
     switch (a.kind) {
-        case Activation::silu: return activation_as<T, Activation::silu>(a);
-        case Activation::gelu_tanh: return activation_as<T, Activation::gelu_tanh>(a);
-        case Activation::soft_cap: return activation_as<T, Activation::soft_cap>(a);
+        case Activation::silu: return activation_as<T, Activation::silu>(a, team);
+        case Activation::gelu_tanh: return activation_as<T, Activation::gelu_tanh>(a, team);
+        case Activation::soft_cap: return activation_as<T, Activation::soft_cap>(a, team);
     }
 }
 
 }  // namespace
 
-void activation(const ActivationArgs& a) {
+void activation(const ActivationArgs& a, const Team& team) {
     switch (a.dtype) {
-        case DType::f32: return activation_of<float>(a);
-        case DType::bf16: return activation_of<bf16>(a);
-        case DType::f16: return activation_of<f16>(a);
+        case DType::f32: return activation_of<float>(a, team);
+        case DType::bf16: return activation_of<bf16>(a, team);
+        case DType::f16: return activation_of<f16>(a, team);
     }
 }
 

@@ -9,9 +9,6 @@
 // add rows to the register blocks. A group or a split of which it sees nothing is skipped, and in a group of which it
 // sees a part the other scores are -inf, their weights 0 in sums of weights, and their values are not read. So neither
 // the chunk, nor mates, nor blocks, nor threads change a bit: whether a task walks one split or all is a free choice.
-#include <cstdlib>
-#include <new>
-
 #include "attention_tile.h"
 #include "kernels.h"
 
@@ -19,8 +16,8 @@ namespace motet {
 namespace MOTET_ISA {
 namespace {
 
-// Under this many multiplications a team of threads costs more than it saves.
-constexpr int64_t kMinProductsPerTeam = 200000;
+// Under this many multiplications one member does it all.
+constexpr int64_t kMinProducts = 50000;
 
 // ---- Tasks --------------------------------------------------------------------------------------------------------
 
@@ -109,69 +106,38 @@ void finish_spread(const PagedAttentionArgs& args, const Task& task, const Scrat
     TileWalk(args, task.tile, scratch).finish(scratch.total);
 }
 
-// Memory that a calling thread keeps between calls.
-class Workspace {
-public:
-    Workspace() = default;
-    Workspace(const Workspace&) = delete;
-    Workspace& operator=(const Workspace&) = delete;
-    ~Workspace() { std::free(memory_); }
-
-    char* reserve(int64_t num_bytes) {
-        if (num_bytes > num_bytes_) {
-            std::free(memory_);
-            num_bytes_ = 0;
-            memory_ = std::aligned_alloc(64, size_t(round_up(num_bytes, 64)));
-            if (!memory_) throw std::bad_alloc();
-            num_bytes_ = num_bytes;
-        }
-        return static_cast<char*>(memory_);
-    }
-
-private:
-    void* memory_ = nullptr;
-    int64_t num_bytes_ = 0;
-};
-
-thread_local Workspace workspace;
-
 }  // namespace
 
-void paged_attention(const PagedAttentionArgs& args) {
+void paged_attention(const PagedAttentionArgs& args, const Team& team) {
     const int64_t stride = round_up(args.head_size, kLanes);
-    const Plan plan = plan_tasks(args, args.num_threads > 1, nullptr, nullptr, nullptr);
-    const bool is_small = plan.num_products < kMinProductsPerTeam;
-    const int64_t num_threads = is_small ? 1 : clamp(plan.num_tasks, 1, args.num_threads);
-
+    const bool may_spread = team.size() > 1;
+    const Plan plan = plan_tasks(args, may_spread, nullptr, nullptr, nullptr);
     const int64_t scratch_floats = round_up(Scratch::num_floats(stride), kLanes);
-    const int64_t num_floats = plan.num_floats + num_threads * scratch_floats;
-    char* memory = workspace.reserve(num_floats * int64_t(sizeof(float)) +
-                                     (plan.num_tasks + plan.num_spread) * int64_t(sizeof(Task)));
+    const int64_t num_floats = plan.num_floats + team.size() * scratch_floats;
+    char* memory = team.memory(num_floats * int64_t(sizeof(float)) +
+                               (plan.num_tasks + plan.num_spread) * int64_t(sizeof(Task)));
     float* scratch_memory = reinterpret_cast<float*>(memory);
-    float* partials = scratch_memory + num_threads * scratch_floats;
+    float* partials = scratch_memory + team.size() * scratch_floats;
     Task* tasks = reinterpret_cast<Task*>(partials + plan.num_floats);
     Task* spread = tasks + plan.num_tasks;
-    plan_tasks(args, args.num_threads > 1, tasks, spread, partials);
+    if (team.thread() == 0) plan_tasks(args, may_spread, tasks, spread, partials);
+    team.barrier();
 
+    const Scratch scratch(scratch_memory + team.thread() * scratch_floats, stride);
     // The heads of a row are neighbours in memory and as tasks: where there are plenty, one thread takes them together.
-    const bool has_plenty = plan.num_tasks >= 8 * num_threads * args.num_kv_heads;
-    const int64_t grab = has_plenty ? args.num_kv_heads : 1;
-    int64_t num_started = 0, next_task = 0;
-#pragma omp parallel num_threads(int(num_threads)) if (num_threads > 1)
-    {
-        const int64_t thread = __atomic_fetch_add(&num_started, 1, __ATOMIC_RELAXED);
-        const Scratch scratch(scratch_memory + thread * scratch_floats, stride);
-        for (;;) {
-            const int64_t first = __atomic_fetch_add(&next_task, grab, __ATOMIC_RELAXED);
-            if (first >= plan.num_tasks) break;
-            for (int64_t i = first; i < smaller(first + grab, plan.num_tasks); ++i) {
-                run_task(args, tasks[i], scratch, stride);
-            }
+    const bool has_plenty = plan.num_tasks >= 8 * team.size() * args.num_kv_heads;
+    const int64_t grab = plan.num_products < kMinProducts ? plan.num_tasks : has_plenty ? args.num_kv_heads : 1;
+    for (;;) {
+        const int64_t first = team.take(grab);
+        if (first >= plan.num_tasks) break;
+        for (int64_t i = first; i < smaller(first + grab, plan.num_tasks); ++i) {
+            run_task(args, tasks[i], scratch, stride);
         }
-#pragma omp barrier
-#pragma omp for schedule(static)
-        for (int64_t i = 0; i < plan.num_spread; ++i) finish_spread(args, spread[i], scratch, stride);
     }
+    if (plan.num_spread == 0) return;
+    team.barrier();
+    const Range range = team.share(plan.num_spread);
+    for (int64_t i = range.begin; i < range.end; ++i) finish_spread(args, spread[i], scratch, stride);
 }
 
 }  // namespace MOTET_ISA

@@ -1,10 +1,13 @@
 // The kernels that every instruction set provides: what a kernel source defines and module.cpp binds.
 //
 // Buffers are dense and row-major; the caller keeps them alive. A row's result depends on nothing but that row:
-// not on the number of rows, the number of threads, or the instruction set.
+// not on the number of rows or threads. Beside each struct of arguments, `fields` visits what may change from step to
+// step in a recorded program: pointers to the step's buffers, and counts. Weights, caches and widths stay.
 #pragma once
 
 #include <cstdint>
+
+#include "team.h"
 
 namespace motet {
 
@@ -18,14 +21,12 @@ struct RmsNormArgs {
     int64_t num_cols;
     float eps;
     DType dtype;
-    int num_threads;
 };
 
-struct AddRmsNormArgs {
-    RmsNormArgs norm;      // norm.x is added to the residual; norm.out receives the normed sum
-    const void* residual;  // [num_rows, num_cols] of dtype
-    void* sum;             // [num_rows, num_cols] of dtype: round(x + residual); may be residual, not norm.out
-};
+template <class Visit>
+void fields(RmsNormArgs& a, const Visit& visit) {
+    visit(a.out, a.x, a.num_rows);
+}
 
 constexpr int64_t kLinearBlock = 64;  // outputs that packed weights keep side by side
 
@@ -40,8 +41,12 @@ struct LinearArgs {
     int64_t num_inputs;
     DType dtype;
     bool wants_f32;  // out is float
-    int num_threads;
 };
+
+template <class Visit>
+void fields(LinearArgs& a, const Visit& visit) {
+    visit(a.out, a.x, a.residual, a.num_rows);
+}
 
 struct UnpackRowsArgs {
     void* out;            // [num_rows, num_inputs] of dtype
@@ -49,8 +54,14 @@ struct UnpackRowsArgs {
     const int64_t* rows;  // [num_rows], which outputs' weights
     int64_t num_rows;
     int64_t num_inputs;
+    float scale;  // of dtype: multiplies the rounded weights, and the product is rounded again; 1: nothing
     DType dtype;
 };
+
+template <class Visit>
+void fields(UnpackRowsArgs& a, const Visit& visit) {
+    visit(a.out, a.rows, a.num_rows);
+}
 
 enum class Activation : int { silu = 0, gelu_tanh = 1, soft_cap = 2 };
 
@@ -63,8 +74,12 @@ struct ActivationArgs {
     Activation kind;
     float cap;  // of soft_cap: cap * tanh(x / cap)
     DType dtype;
-    int num_threads;
 };
+
+template <class Visit>
+void fields(ActivationArgs& a, const Visit& visit) {
+    visit(a.out, a.x, a.num_rows);
+}
 
 struct QkvHeadsArgs {
     void* q;                   // [num_tokens, num_heads, head_size] of dtype
@@ -85,8 +100,12 @@ struct QkvHeadsArgs {
     int64_t k_norm_size;
     float eps;
     DType dtype;
-    int num_threads;
 };
+
+template <class Visit>
+void fields(QkvHeadsArgs& a, const Visit& visit) {
+    visit(a.q, a.k, a.v, a.qkv, a.positions, a.num_tokens);
+}
 
 struct HeadStrides {  // in elements, of [num_tokens, num_heads, head_size] whose heads are dense
     int64_t token;
@@ -106,8 +125,12 @@ struct WriteKvArgs {
     HeadStrides v_strides;
     DType dtype;
     DType cache_dtype;
-    int num_threads;
 };
+
+template <class Visit>
+void fields(WriteKvArgs& a, const Visit& visit) {
+    visit(a.k, a.v, a.slots, a.num_tokens);
+}
 
 struct PagedAttentionArgs {
     void* out;                   // [num_tokens, num_heads * head_size] of dtype
@@ -131,20 +154,57 @@ struct PagedAttentionArgs {
     float soft_cap;  // 0: none
     DType dtype;
     DType cache_dtype;
-    int num_threads;
 };
 
+template <class Visit>
+void fields(PagedAttentionArgs& a, const Visit& visit) {
+    visit(a.out, a.q, a.rows, a.block_table, a.num_rows, a.table_stride);
+}
+
+struct AddArgs {
+    void* out;      // [num_rows, num_cols] of dtype
+    const void* x;  // as out
+    const void* y;  // as out
+    int64_t num_rows;
+    int64_t num_cols;
+    DType dtype;
+};
+
+template <class Visit>
+void fields(AddArgs& a, const Visit& visit) {
+    visit(a.out, a.x, a.y, a.num_rows);
+}
+
+struct SelectRowsArgs {
+    void* out;            // [num_rows, row_bytes]
+    const void* x;        // [.., row_bytes]
+    const int64_t* rows;  // [num_rows], indices into x
+    int64_t num_rows;
+    int64_t row_bytes;
+};
+
+template <class Visit>
+void fields(SelectRowsArgs& a, const Visit& visit) {
+    visit(a.out, a.x, a.rows, a.num_rows);
+}
+
+// Name and arguments of every kernel: void name(const Args&, const Team&).
+#define MOTET_FOR_EACH_KERNEL(X)          \
+    X(rms_norm, RmsNormArgs)              \
+    X(linear, LinearArgs)                 \
+    X(unpack_rows, UnpackRowsArgs)        \
+    X(activation, ActivationArgs)         \
+    X(add, AddArgs)                       \
+    X(select_rows, SelectRowsArgs)        \
+    X(qkv_heads, QkvHeadsArgs)            \
+    X(write_kv, WriteKvArgs)              \
+    X(paged_attention, PagedAttentionArgs)
+
+#define MOTET_DECLARE(name, Args) void name(const Args&, const Team&);
 #define MOTET_DECLARE_KERNELS(isa)                                                                      \
     namespace isa {                                                                                     \
-    void rms_norm(const RmsNormArgs&);                                                                  \
-    void add_rms_norm(const AddRmsNormArgs&);                                                           \
-    void linear(const LinearArgs&);                                                                     \
+    MOTET_FOR_EACH_KERNEL(MOTET_DECLARE)                                                                \
     void pack_linear(void* packed, const void* weight, int64_t num_outputs, int64_t num_inputs, DType); \
-    void unpack_rows(const UnpackRowsArgs&);                                                            \
-    void activation(const ActivationArgs&);                                                             \
-    void qkv_heads(const QkvHeadsArgs&);                                                                \
-    void write_kv(const WriteKvArgs&);                                                                  \
-    void paged_attention(const PagedAttentionArgs&);                                                    \
     }
 
 MOTET_DECLARE_KERNELS(generic)
@@ -153,5 +213,6 @@ MOTET_DECLARE_KERNELS(avx512)
 MOTET_DECLARE_KERNELS(avx512_bf16)
 
 #undef MOTET_DECLARE_KERNELS
+#undef MOTET_DECLARE
 
 }  // namespace motet

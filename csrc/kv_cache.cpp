@@ -6,19 +6,17 @@ namespace motet {
 namespace MOTET_ISA {
 namespace {
 
-// Under this much work a team of threads costs more than it saves.
-constexpr int64_t kMinElementsPerTeam = 32768;
+constexpr int64_t kMinElements = 8192;  // of a member of the team
 
 template <class Cache, class T>
-void write_kv_as(const WriteKvArgs& a) {
+void write_kv_as(const WriteKvArgs& a, const Team& team) {
     const T* k = static_cast<const T*>(a.k);
     const T* v = static_cast<const T*>(a.v);
     Cache* k_cache = static_cast<Cache*>(a.k_cache);
     Cache* v_cache = static_cast<Cache*>(a.v_cache);
     const int64_t num_copies = a.num_tokens * a.num_kv_heads;
-    const int num_threads = num_copies * a.head_size < kMinElementsPerTeam ? 1 : a.num_threads;
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-    for (int64_t i = 0; i < num_copies; ++i) {
+    const Range copies = team.share(num_copies, kMinElements / a.head_size);
+    for (int64_t i = copies.begin; i < copies.end; ++i) {
         const int64_t token = i / a.num_kv_heads, head = i % a.num_kv_heads;
         const int64_t index = (a.slots[token] * a.num_kv_heads + head) * a.head_size;
         convert(k_cache + index, k + token * a.k_strides.token + head * a.k_strides.head, a.head_size);
@@ -27,21 +25,21 @@ void write_kv_as(const WriteKvArgs& a) {
 }
 
 template <class Cache>
-void write_kv_to(const WriteKvArgs& a) {
+void write_kv_to(const WriteKvArgs& a, const Team& team) {
     switch (a.dtype) {
-        case DType::f32: return write_kv_as<Cache, float>(a);
-        case DType::bf16: return write_kv_as<Cache, bf16>(a);
-        case DType::f16: return write_kv_as<Cache, f16>(a);
+        case DType::f32: return write_kv_as<Cache, float>(a, team);
+        case DType::bf16: return write_kv_as<Cache, bf16>(a, team);
+        case DType::f16: return write_kv_as<Cache, f16>(a, team);
     }
 }
 
 }  // namespace
 
-void write_kv(const WriteKvArgs& args) {
+void write_kv(const WriteKvArgs& args, const Team& team) {
     switch (args.cache_dtype) {
-        case DType::f32: return write_kv_to<float>(args);
-        case DType::bf16: return write_kv_to<bf16>(args);
-        case DType::f16: return write_kv_to<f16>(args);
+        case DType::f32: return write_kv_to<float>(args, team);
+        case DType::bf16: return write_kv_to<bf16>(args, team);
+        case DType::f16: return write_kv_to<f16>(args, team);
     }
 }
 

@@ -20,8 +20,7 @@ constexpr int64_t kBlock = kLinearBlock;
 // Vectors of 16 outputs that a tile holds per row: as many as the registers take beside 6 rows of them.
 constexpr int kVectors = kParts == 1 ? 4 : 1;
 constexpr int kTileRows = 6;
-// Under this many multiplications a team of threads costs more than it saves.
-constexpr int64_t kMinWorkPerTeam = 65536;
+constexpr int64_t kMinProducts = 16384;  // of a member of the team
 
 // Inputs per packed step.
 template <class T>
@@ -188,11 +187,10 @@ void block_of_outputs(const LinearArgs& a, int64_t block) {
 }
 
 template <class T, class Out>
-void linear_as(const LinearArgs& a) {
+void linear_as(const LinearArgs& a, const Team& team) {
     const int64_t num_blocks = (a.num_outputs + kBlock - 1) / kBlock;
-    const int num_threads = a.num_rows * a.num_outputs * a.num_inputs < kMinWorkPerTeam ? 1 : a.num_threads;
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-    for (int64_t block = 0; block < num_blocks; ++block) block_of_outputs<T, Out>(a, block);
+    const Range blocks = team.share(num_blocks, kMinProducts / (a.num_rows * a.num_inputs * kBlock + 1));
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) block_of_outputs<T, Out>(a, block);
 }
 
 // w [num_outputs, num_inputs] -> packed; outputs and inputs that are not there are zero.
@@ -211,26 +209,35 @@ void pack_as(void* packed, const void* weight, int64_t num_outputs, int64_t num_
 }
 
 template <class T>
-void unpack_rows_as(const UnpackRowsArgs& a) {
+void scale_row(T* row, int64_t count, float scale) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(row + i, load(row + i) * scale);
+    if (i < count) store_first(row + i, load_first(row + i, count - i) * scale, count - i);
+}
+
+template <class T>
+void unpack_rows_as(const UnpackRowsArgs& a, const Team& team) {
     const T* packed = static_cast<const T*>(a.weight);
-    T* out = static_cast<T*>(a.out);
     const int64_t block_size = num_steps<T>(a.num_inputs) * kStep<T> * kBlock;
-    for (int64_t i = 0; i < a.num_rows; ++i) {
+    const Range rows = team.share(a.num_rows);
+    for (int64_t i = rows.begin; i < rows.end; ++i) {
         const int64_t n = a.rows[i];
         const T* column = packed + n / kBlock * block_size + n % kBlock * kStep<T>;
+        T* out = static_cast<T*>(a.out) + i * a.num_inputs;
         for (int64_t k = 0; k < a.num_inputs; ++k) {
-            out[i * a.num_inputs + k] = column[k / kStep<T> * kBlock * kStep<T> + k % kStep<T>];
+            out[k] = column[k / kStep<T> * kBlock * kStep<T> + k % kStep<T>];
         }
+        if (a.scale != 1.0f) scale_row(out, a.num_inputs, a.scale);
     }
 }
 
 }  // namespace
 
-void linear(const LinearArgs& a) {
+void linear(const LinearArgs& a, const Team& team) {
     switch (a.dtype) {
-        case DType::f32: return linear_as<float, float>(a);
-        case DType::bf16: return a.wants_f32 ? linear_as<bf16, float>(a) : linear_as<bf16, bf16>(a);
-        case DType::f16: return a.wants_f32 ? linear_as<f16, float>(a) : linear_as<f16, f16>(a);
+        case DType::f32: return linear_as<float, float>(a, team);
+        case DType::bf16: return a.wants_f32 ? linear_as<bf16, float>(a, team) : linear_as<bf16, bf16>(a, team);
+        case DType::f16: return a.wants_f32 ? linear_as<f16, float>(a, team) : linear_as<f16, f16>(a, team);
     }
 }
 
@@ -242,11 +249,11 @@ void pack_linear(void* packed, const void* weight, int64_t num_outputs, int64_t 
     }
 }
 
-void unpack_rows(const UnpackRowsArgs& a) {
+void unpack_rows(const UnpackRowsArgs& a, const Team& team) {
     switch (a.dtype) {
-        case DType::f32: return unpack_rows_as<float>(a);
-        case DType::bf16: return unpack_rows_as<bf16>(a);
-        case DType::f16: return unpack_rows_as<f16>(a);
+        case DType::f32: return unpack_rows_as<float>(a, team);
+        case DType::bf16: return unpack_rows_as<bf16>(a, team);
+        case DType::f16: return unpack_rows_as<f16>(a, team);
     }
 }
 

@@ -1,4 +1,5 @@
-// The Python module motet._kernels: raw addresses in, kernels out. motet/ops/cpu checks what is passed here.
+// The Python module motet._kernels: raw addresses in, kernels out. motet/ops/cpu checks what is passed
+// here. An address may be a reference to a buffer of a program, and a count a symbol (program.h).
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -7,29 +8,33 @@
 #include <vector>
 
 #include "kernels.h"
+#include "program.h"
 
 namespace nb = nanobind;
 
 namespace motet {
 namespace {
 
+#define MOTET_MEMBER(name, Args) void (*name)(const Args&, const Team&);
+#define MOTET_NAME(name, Args) name,
+
 struct KernelTable {
     const char* isa;
     bool (*runs_here)();
-    void (*rms_norm)(const RmsNormArgs&);
-    void (*add_rms_norm)(const AddRmsNormArgs&);
-    void (*linear)(const LinearArgs&);
     void (*pack_linear)(void*, const void*, int64_t, int64_t, DType);
-    void (*unpack_rows)(const UnpackRowsArgs&);
-    void (*activation)(const ActivationArgs&);
-    void (*qkv_heads)(const QkvHeadsArgs&);
-    void (*write_kv)(const WriteKvArgs&);
-    void (*paged_attention)(const PagedAttentionArgs&);
+    MOTET_FOR_EACH_KERNEL(MOTET_MEMBER)
 };
 
-#define MOTET_KERNELS(isa)                                                                             \
-    isa::rms_norm, isa::add_rms_norm, isa::linear, isa::pack_linear, isa::unpack_rows, isa::activation, \
-        isa::qkv_heads, isa::write_kv, isa::paged_attention
+// A table's kernels are found through its namespace.
+#define MOTET_TABLE(isa, runs_here)                                                      \
+    [] {                                                                                 \
+        using namespace motet::isa;                                                      \
+        return KernelTable{#isa, runs_here, pack_linear, MOTET_FOR_EACH_KERNEL(MOTET_NAME)}; \
+    }()
+
+#ifdef MOTET_HAS_AVX2
+bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+#endif
 
 #ifdef MOTET_HAS_AVX512
 bool has_avx512() {
@@ -38,21 +43,25 @@ bool has_avx512() {
 }
 #endif
 
+#ifdef MOTET_HAS_AVX512_BF16
+bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+#endif
+
+bool runs_anywhere() { return true; }
+
 // From plain to best: the last one that runs on this machine is the one to use.
 const KernelTable kTables[] = {
-    {"generic", [] { return true; }, MOTET_KERNELS(generic)},
+    MOTET_TABLE(generic, runs_anywhere),
 #ifdef MOTET_HAS_AVX2
-    {"avx2", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }, MOTET_KERNELS(avx2)},
+    MOTET_TABLE(avx2, has_avx2),
 #endif
 #ifdef MOTET_HAS_AVX512
-    {"avx512", has_avx512, MOTET_KERNELS(avx512)},
+    MOTET_TABLE(avx512, has_avx512),
 #endif
 #ifdef MOTET_HAS_AVX512_BF16
-    {"avx512_bf16", [] { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }, MOTET_KERNELS(avx512_bf16)},
+    MOTET_TABLE(avx512_bf16, has_avx512_bf16),
 #endif
 };
-
-#undef MOTET_KERNELS
 
 std::vector<std::string> supported_isas() {
     std::vector<std::string> names;
@@ -79,34 +88,27 @@ DType dtype_of(int code) {
     return DType(code);
 }
 
-RmsNormArgs norm_args(uintptr_t out, uintptr_t x, uintptr_t weight, int64_t num_rows, int64_t num_cols, float eps,
-                      int dtype, int num_threads) {
-    return {pointer<void>(out), pointer<const void>(x), pointer<const float>(weight), num_rows, num_cols, eps,
-            dtype_of(dtype),    num_threads};
-}
-
-class Kernels {
+// Kernel calls as Python makes them: each builds the arguments and hands them over, to be run or to be recorded.
+class Calls {
 public:
-    explicit Kernels(const std::string& isa) : table_(&find_table(isa)) {}
+    Calls(const std::string& isa, Target& target) : table_(&find_table(isa)), target_(&target) {}
 
+    const KernelTable& table() const { return *table_; }
     std::string isa() const { return table_->isa; }
 
-    void rms_norm(uintptr_t out, uintptr_t x, uintptr_t weight, int64_t num_rows, int64_t num_cols, float eps,
-                  int dtype, int num_threads) const {
-        table_->rms_norm(norm_args(out, x, weight, num_rows, num_cols, eps, dtype, num_threads));
-    }
+#define MOTET_SUBMIT(name, ...) target_->submit(make_node(#name, table_->name, __VA_ARGS__))
 
-    void add_rms_norm(uintptr_t out, uintptr_t sum, uintptr_t x, uintptr_t residual, uintptr_t weight,
-                      int64_t num_rows, int64_t num_cols, float eps, int dtype, int num_threads) const {
-        const RmsNormArgs norm = norm_args(out, x, weight, num_rows, num_cols, eps, dtype, num_threads);
-        table_->add_rms_norm({norm, pointer<const void>(residual), pointer<void>(sum)});
+    void rms_norm(uintptr_t out, uintptr_t x, uintptr_t weight, int64_t num_rows, int64_t num_cols, float eps,
+                  int dtype) const {
+        MOTET_SUBMIT(rms_norm, RmsNormArgs{pointer<void>(out), pointer<const void>(x), pointer<const float>(weight),
+                                           num_rows, num_cols, eps, dtype_of(dtype)});
     }
 
     void linear(uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bias, uintptr_t residual, int64_t num_rows,
-                int64_t num_outputs, int64_t num_inputs, int dtype, bool wants_f32, int num_threads) const {
-        table_->linear({pointer<void>(out), pointer<const void>(x), pointer<const void>(weight),
-                        pointer<const void>(bias), pointer<const void>(residual), num_rows, num_outputs, num_inputs,
-                        dtype_of(dtype), wants_f32, num_threads});
+                int64_t num_outputs, int64_t num_inputs, int dtype, bool wants_f32) const {
+        MOTET_SUBMIT(linear, LinearArgs{pointer<void>(out), pointer<const void>(x), pointer<const void>(weight),
+                                        pointer<const void>(bias), pointer<const void>(residual), num_rows, num_outputs,
+                                        num_inputs, dtype_of(dtype), wants_f32});
     }
 
     void pack_linear(uintptr_t packed, uintptr_t weight, int64_t num_outputs, int64_t num_inputs, int dtype) const {
@@ -115,75 +117,148 @@ public:
     }
 
     void unpack_rows(uintptr_t out, uintptr_t weight, uintptr_t rows, int64_t num_rows, int64_t num_inputs,
-                     int dtype) const {
-        table_->unpack_rows({pointer<void>(out), pointer<const void>(weight), pointer<const int64_t>(rows), num_rows,
-                             num_inputs, dtype_of(dtype)});
+                     float scale, int dtype) const {
+        MOTET_SUBMIT(unpack_rows, UnpackRowsArgs{pointer<void>(out), pointer<const void>(weight),
+                                                 pointer<const int64_t>(rows), num_rows, num_inputs, scale,
+                                                 dtype_of(dtype)});
     }
 
     void activation(uintptr_t out, uintptr_t x, int64_t num_rows, int64_t num_cols, bool is_gated, int kind, float cap,
-                    int dtype, int num_threads) const {
+                    int dtype) const {
         if (kind < 0 || kind > int(Activation::soft_cap)) throw nb::value_error("unknown activation code");
-        table_->activation({pointer<void>(out), pointer<const void>(x), num_rows, num_cols, is_gated, Activation(kind), cap,
-                            dtype_of(dtype), num_threads});
+        MOTET_SUBMIT(activation, ActivationArgs{pointer<void>(out), pointer<const void>(x), num_rows, num_cols,
+                                                is_gated, Activation(kind), cap, dtype_of(dtype)});
+    }
+
+    void add(uintptr_t out, uintptr_t x, uintptr_t y, int64_t num_rows, int64_t num_cols, int dtype) const {
+        MOTET_SUBMIT(add, AddArgs{pointer<void>(out), pointer<const void>(x), pointer<const void>(y), num_rows,
+                                  num_cols, dtype_of(dtype)});
+    }
+
+    void select_rows(uintptr_t out, uintptr_t x, uintptr_t rows, int64_t num_rows, int64_t row_bytes) const {
+        MOTET_SUBMIT(select_rows, SelectRowsArgs{pointer<void>(out), pointer<const void>(x),
+                                                 pointer<const int64_t>(rows), num_rows, row_bytes});
     }
 
     void qkv_heads(uintptr_t q, uintptr_t k, uintptr_t v, uintptr_t qkv, uintptr_t positions, uintptr_t cos,
                    uintptr_t sin, uintptr_t q_norm, uintptr_t k_norm, int64_t num_tokens, int64_t num_heads,
                    int64_t num_kv_heads, int64_t head_size, int64_t half, int64_t q_norm_size, int64_t k_norm_size,
-                   float eps, int dtype, int num_threads) const {
-        table_->qkv_heads({pointer<void>(q), pointer<void>(k), pointer<void>(v), pointer<const void>(qkv),
-                           pointer<const int64_t>(positions), pointer<const float>(cos), pointer<const float>(sin),
-                           pointer<const float>(q_norm), pointer<const float>(k_norm), num_tokens, num_heads,
-                           num_kv_heads, head_size, half, q_norm_size, k_norm_size, eps, dtype_of(dtype),
-                           num_threads});
+                   float eps, int dtype) const {
+        MOTET_SUBMIT(qkv_heads,
+                     QkvHeadsArgs{pointer<void>(q), pointer<void>(k), pointer<void>(v), pointer<const void>(qkv),
+                                  pointer<const int64_t>(positions), pointer<const float>(cos),
+                                  pointer<const float>(sin), pointer<const float>(q_norm),
+                                  pointer<const float>(k_norm), num_tokens, num_heads, num_kv_heads, head_size, half,
+                                  q_norm_size, k_norm_size, eps, dtype_of(dtype)});
     }
 
     void write_kv(uintptr_t k_cache, uintptr_t v_cache, uintptr_t k, uintptr_t v, uintptr_t slots, int64_t num_tokens,
                   int64_t num_kv_heads, int64_t head_size, int64_t k_token_stride, int64_t k_head_stride,
-                  int64_t v_token_stride, int64_t v_head_stride, int dtype, int cache_dtype, int num_threads) const {
-        table_->write_kv({pointer<void>(k_cache), pointer<void>(v_cache), pointer<const void>(k),
-                          pointer<const void>(v), pointer<const int64_t>(slots), num_tokens, num_kv_heads, head_size,
-                          {k_token_stride, k_head_stride}, {v_token_stride, v_head_stride}, dtype_of(dtype),
-                          dtype_of(cache_dtype), num_threads});
+                  int64_t v_token_stride, int64_t v_head_stride, int dtype, int cache_dtype) const {
+        MOTET_SUBMIT(write_kv, WriteKvArgs{pointer<void>(k_cache), pointer<void>(v_cache), pointer<const void>(k),
+                                           pointer<const void>(v), pointer<const int64_t>(slots), num_tokens,
+                                           num_kv_heads, head_size, {k_token_stride, k_head_stride},
+                                           {v_token_stride, v_head_stride}, dtype_of(dtype), dtype_of(cache_dtype)});
     }
 
     void paged_attention(uintptr_t out, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache, uintptr_t rows,
                          uintptr_t block_table, uintptr_t alibi_slopes, uintptr_t sinks, int64_t num_rows,
                          int64_t table_stride, int64_t block_size, int64_t window, int64_t num_heads,
                          int64_t num_kv_heads, int64_t head_size, int64_t q_token_stride, int64_t q_head_stride,
-                         float scale, float soft_cap, int dtype, int cache_dtype, int num_threads) const {
-        table_->paged_attention({pointer<void>(out), pointer<const void>(q), pointer<const void>(k_cache),
-                                 pointer<const void>(v_cache), pointer<const int32_t>(rows),
-                                 pointer<const int32_t>(block_table), pointer<const float>(alibi_slopes),
-                                 pointer<const float>(sinks), num_rows, table_stride, block_size, window, num_heads,
-                                 num_kv_heads, head_size, {q_token_stride, q_head_stride}, scale, soft_cap,
-                                 dtype_of(dtype), dtype_of(cache_dtype), num_threads});
+                         float scale, float soft_cap, int dtype, int cache_dtype) const {
+        MOTET_SUBMIT(paged_attention,
+                     PagedAttentionArgs{pointer<void>(out), pointer<const void>(q), pointer<const void>(k_cache),
+                                        pointer<const void>(v_cache), pointer<const int32_t>(rows),
+                                        pointer<const int32_t>(block_table), pointer<const float>(alibi_slopes),
+                                        pointer<const float>(sinks), num_rows, table_stride, block_size, window,
+                                        num_heads, num_kv_heads, head_size, {q_token_stride, q_head_stride}, scale,
+                                        soft_cap, dtype_of(dtype), dtype_of(cache_dtype)});
     }
+
+#undef MOTET_SUBMIT
 
 private:
     const KernelTable* table_;
+    Target* target_;
+};
+
+// Runs each call at once.
+class Eager : public Target {
+public:
+    void submit(const Node& node) override { run_nodes(&node, 1, num_threads, nullptr, nullptr); }
+
+    int num_threads = 1;
+};
+
+// (Bases that have virtual functions would move Calls away from the start of the object, where nanobind looks for it.)
+struct Kernels : Calls {
+    explicit Kernels(const std::string& isa) : Calls(isa, eager) {}
+
+    Eager eager;
+};
+
+// Appends each call to a program.
+struct Recorder : Calls {
+    explicit Recorder(const std::string& isa) : Calls(isa, program) {}
+
+    Program program;
 };
 
 }  // namespace
 }  // namespace motet
 
 NB_MODULE(_kernels, m) {
+    using motet::Calls;
     using motet::Kernels;
+    using motet::Recorder;
     const auto no_gil = nb::call_guard<nb::gil_scoped_release>();
 
     nb::set_leak_warnings(false);  // a Kernels object lives as long as the process
     m.attr("LINEAR_BLOCK") = motet::kLinearBlock;
     m.def("supported_isas", &motet::supported_isas);
-    nb::class_<Kernels>(m, "Kernels")
+    m.def("count_of_symbol", &motet::count_of_symbol);
+    nb::class_<Calls>(m, "Calls")
+        .def_prop_ro("isa", &Calls::isa)
+        .def("rms_norm", &Calls::rms_norm, no_gil)
+        .def("linear", &Calls::linear, no_gil)
+        .def("pack_linear", &Calls::pack_linear, no_gil)
+        .def("unpack_rows", &Calls::unpack_rows, no_gil)
+        .def("activation", &Calls::activation, no_gil)
+        .def("add", &Calls::add, no_gil)
+        .def("select_rows", &Calls::select_rows, no_gil)
+        .def("qkv_heads", &Calls::qkv_heads, no_gil)
+        .def("write_kv", &Calls::write_kv, no_gil)
+        .def("paged_attention", &Calls::paged_attention, no_gil);
+    nb::class_<Kernels, Calls>(m, "Kernels")
         .def(nb::init<const std::string&>(), nb::arg("isa"))
-        .def_prop_ro("isa", &Kernels::isa)
-        .def("rms_norm", &Kernels::rms_norm, no_gil)
-        .def("add_rms_norm", &Kernels::add_rms_norm, no_gil)
-        .def("linear", &Kernels::linear, no_gil)
-        .def("pack_linear", &Kernels::pack_linear, no_gil)
-        .def("unpack_rows", &Kernels::unpack_rows, no_gil)
-        .def("activation", &Kernels::activation, no_gil)
-        .def("qkv_heads", &Kernels::qkv_heads, no_gil)
-        .def("write_kv", &Kernels::write_kv, no_gil)
-        .def("paged_attention", &Kernels::paged_attention, no_gil);
+        .def_prop_rw(
+            "num_threads", [](const Kernels& self) { return self.eager.num_threads; },
+            [](Kernels& self, int count) { self.eager.num_threads = count; });
+
+    using Counts = std::vector<int64_t>;
+    nb::class_<Recorder, Calls>(m, "Recorder")
+        .def(nb::init<const std::string&>(), nb::arg("isa"))
+        .def("add_input", [](Recorder& self) { return self.program.add_input(); })
+        .def("add_buffer", [](Recorder& self, int64_t rows, int64_t row_bytes) {
+            return self.program.add_buffer(rows, row_bytes);
+        })
+        .def("keep", [](Recorder& self, uint64_t reference) { self.program.keep(reference); })
+        .def("finish", [](Recorder& self, int64_t num_symbols) { self.program.finish(num_symbols); })
+        .def_prop_ro("num_nodes", [](const Recorder& self) { return self.program.num_nodes(); })
+        .def("node_name", [](const Recorder& self, int64_t node) { return self.program.node_name(node); })
+        .def("first_use", [](const Recorder& self, uint64_t reference) { return self.program.first_use(reference); })
+        .def("num_arena_bytes", [](const Recorder& self, const Counts& counts, bool apart) {
+            return self.program.num_arena_bytes(counts, apart);
+        })
+        .def("place_of", [](const Recorder& self, uint64_t reference, const Counts& counts, bool apart) {
+            return self.program.place_of(reference, counts, apart);
+        })
+        .def(
+            "replay",
+            [](Recorder& self, Counts counts, std::vector<uint64_t> inputs, uintptr_t arena, int num_threads,
+               bool apart, bool poisons) {
+                self.program.replay({std::move(counts), std::move(inputs), motet::pointer<char>(arena), num_threads,
+                                     apart, poisons});
+            },
+            no_gil);
 }

@@ -9,7 +9,7 @@ namespace motet {
 namespace MOTET_ISA {
 namespace {
 
-constexpr int64_t kMinElementsPerTeam = 16384;
+constexpr int64_t kMinElements = 4096;  // of a member of the team
 
 // Rotates the pairs (i, i + half) of one head in place.
 template <class T>
@@ -46,12 +46,11 @@ void heads(T* out, const T* x, int64_t num_heads, int64_t position, const QkvHea
 }
 
 template <class T>
-void qkv_heads_as(const QkvHeadsArgs& a) {
+void qkv_heads_as(const QkvHeadsArgs& a, const Team& team) {
     const int64_t q_size = a.num_heads * a.head_size, kv_size = a.num_kv_heads * a.head_size;
     const int64_t width = q_size + 2 * kv_size;
-    const int num_threads = a.num_tokens * width < kMinElementsPerTeam ? 1 : a.num_threads;
-#pragma omp parallel for schedule(static) num_threads(num_threads) if (num_threads > 1)
-    for (int64_t t = 0; t < a.num_tokens; ++t) {
+    const Range tokens = team.share(a.num_tokens, kMinElements / width);
+    for (int64_t t = tokens.begin; t < tokens.end; ++t) {
         const T* x = static_cast<const T*>(a.qkv) + t * width;
         const int64_t position = a.positions[t];
         heads(static_cast<T*>(a.q) + t * q_size, x, a.num_heads, position, a, a.q_norm, a.q_norm_size, true);
@@ -62,11 +61,11 @@ void qkv_heads_as(const QkvHeadsArgs& a) {
 
 }  // namespace
 
-void qkv_heads(const QkvHeadsArgs& a) {
+void qkv_heads(const QkvHeadsArgs& a, const Team& team) {
     switch (a.dtype) {
-        case DType::f32: return qkv_heads_as<float>(a);
-        case DType::bf16: return qkv_heads_as<bf16>(a);
-        case DType::f16: return qkv_heads_as<f16>(a);
+        case DType::f32: return qkv_heads_as<float>(a, team);
+        case DType::bf16: return qkv_heads_as<bf16>(a, team);
+        case DType::f16: return qkv_heads_as<f16>(a, team);
     }
 }
 

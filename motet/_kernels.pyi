@@ -1,31 +1,19 @@
 """The C++ kernels. Tensor arguments are addresses of dense buffers; dtype: 0 float32, 1 bfloat16, 2 float16."""
 
+from collections.abc import Sequence
+
 LINEAR_BLOCK: int  # outputs that packed weights keep side by side
 
 def supported_isas() -> list[str]: ...
+def count_of_symbol(symbol: int, /) -> int: ...
 
-class Kernels:
-    """The kernels of one instruction set. Raises ValueError where the machine cannot run it."""
+class Calls:
+    """The kernels of one instruction set."""
 
-    def __init__(self, isa: str) -> None: ...
     @property
     def isa(self) -> str: ...
     def rms_norm(
-        self, out: int, x: int, weight: int, num_rows: int, num_cols: int, eps: float, dtype: int, num_threads: int, /
-    ) -> None: ...
-    def add_rms_norm(
-        self,
-        out: int,
-        sum: int,
-        x: int,
-        residual: int,
-        weight: int,
-        num_rows: int,
-        num_cols: int,
-        eps: float,
-        dtype: int,
-        num_threads: int,
-        /,
+        self, out: int, x: int, weight: int, num_rows: int, num_cols: int, eps: float, dtype: int, /
     ) -> None: ...
     def linear(
         self,
@@ -39,11 +27,12 @@ class Kernels:
         num_inputs: int,
         dtype: int,
         wants_f32: bool,
-        num_threads: int,
         /,
     ) -> None: ...
     def pack_linear(self, packed: int, weight: int, num_outputs: int, num_inputs: int, dtype: int, /) -> None: ...
-    def unpack_rows(self, out: int, weight: int, rows: int, num_rows: int, num_inputs: int, dtype: int, /) -> None: ...
+    def unpack_rows(
+        self, out: int, weight: int, rows: int, num_rows: int, num_inputs: int, scale: float, dtype: int, /
+    ) -> None: ...
     def activation(
         self,
         out: int,
@@ -54,7 +43,6 @@ class Kernels:
         kind: int,
         cap: float,
         dtype: int,
-        num_threads: int,
         /,
     ) -> None: ...
     def qkv_heads(
@@ -77,7 +65,6 @@ class Kernels:
         k_norm_size: int,
         eps: float,
         dtype: int,
-        num_threads: int,
         /,
     ) -> None: ...
     def write_kv(
@@ -96,7 +83,6 @@ class Kernels:
         v_head_stride: int,
         dtype: int,
         cache_dtype: int,
-        num_threads: int,
         /,
     ) -> None: ...
     def paged_attention(
@@ -122,6 +108,39 @@ class Kernels:
         soft_cap: float,
         dtype: int,
         cache_dtype: int,
+        /,
+    ) -> None: ...
+    def add(self, out: int, x: int, y: int, num_rows: int, num_cols: int, dtype: int, /) -> None: ...
+    def select_rows(self, out: int, x: int, rows: int, num_rows: int, row_bytes: int, /) -> None: ...
+
+class Kernels(Calls):
+    """Runs each call at once. Raises ValueError where the machine cannot run the instruction set."""
+
+    num_threads: int
+
+    def __init__(self, isa: str) -> None: ...
+
+class Recorder(Calls):
+    """Appends each call to a program: see csrc/program.h."""
+
+    def __init__(self, isa: str) -> None: ...
+    def add_input(self) -> int: ...
+    def add_buffer(self, num_rows: int, row_bytes: int, /) -> int: ...
+    def keep(self, reference: int, /) -> None: ...
+    def finish(self, num_symbols: int, /) -> None: ...
+    @property
+    def num_nodes(self) -> int: ...
+    def node_name(self, node: int, /) -> str: ...
+    def first_use(self, reference: int, /) -> int: ...
+    def num_arena_bytes(self, counts: Sequence[int], apart: bool, /) -> int: ...
+    def place_of(self, reference: int, counts: Sequence[int], apart: bool, /) -> int: ...
+    def replay(
+        self,
+        counts: Sequence[int],
+        inputs: Sequence[int],
+        arena: int,
         num_threads: int,
+        apart: bool,
+        poisons: bool,
         /,
     ) -> None: ...

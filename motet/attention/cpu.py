@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from motet.ops.cpu.attention import PagedRows, paged_attention, write_kv
+from motet.ops.cpu.program import Count, Recording
+from motet.ops.cpu.target import Target
 from motet.tensors.forward import StepRows
 from motet.tensors.states import PagedState
 
@@ -22,7 +24,13 @@ class CpuPagedPlan:
 
 
 class CpuPagedAttention:
-    """An AttentionBackend for CPU tensors of float32, bfloat16 and float16. Needs motet.ops.cpu.is_available()."""
+    """An AttentionBackend for CPU tensors of float32, bfloat16 and float16. Needs motet.ops.cpu.is_available().
+
+    target: where its kernel calls go, that of the ops where both are recorded together
+    """
+
+    def __init__(self, target: Target | None = None) -> None:
+        self.target = target or Target()
 
     def plan_step(self, rows: StepRows) -> CpuPagedPlan:
         """Raises ValueError where the block table has no block for a position of a row."""
@@ -48,12 +56,31 @@ class CpuPagedAttention:
             PagedRows(
                 rows=torch.from_numpy(np.stack([starts, counts, firsts]).astype(np.int32)),
                 block_table=table,
+                num_rows=len(starts),
+                table_stride=num_columns,
                 num_tokens=num_tokens,
                 num_blocks=int(blocks.max(initial=-1)) + 1,
                 block_size=rows.block_size,
                 window=rows.window or 0,
             ),
         )
+
+    def record_plan(
+        self, recording: Recording, tokens: Count, requests: Count, columns: Count, block_size: int, window: int | None
+    ) -> CpuPagedPlan:
+        """A plan that stands for every step's; `step_inputs` of a real one gives what it asks the recording for."""
+        slot_mapping = recording.input(tokens, dtype=torch.int64)
+        rows = recording.input(requests, dtype=torch.int32)
+        block_table = recording.input(requests, dtype=torch.int32)
+        return CpuPagedPlan(
+            slot_mapping,
+            PagedRows(rows, block_table, requests.code, columns.code, tokens, 0, block_size, window or 0),
+        )
+
+    @staticmethod
+    def step_inputs(plan: CpuPagedPlan) -> list[int]:
+        """Addresses of the inputs that `record_plan` declared, in its order."""
+        return [plan.slot_mapping.data_ptr(), plan.rows.rows.data_ptr(), plan.rows.block_table.data_ptr()]
 
     def attend(
         self,
@@ -69,5 +96,5 @@ class CpuPagedAttention:
     ) -> Tensor:
         if plan.rows.num_blocks * plan.rows.block_size > state.k.shape[0]:
             raise ValueError(f"the block table names {plan.rows.num_blocks} blocks, more than the caches have")
-        write_kv(k, v, state.k, state.v, plan.slot_mapping)
-        return paged_attention(q, state.k, state.v, plan.rows, scale, soft_cap, alibi_slopes, sinks)
+        write_kv(self.target, k, v, state.k, state.v, plan.slot_mapping)
+        return paged_attention(self.target, q, state.k, state.v, plan.rows, scale, soft_cap, alibi_slopes, sinks)

@@ -33,6 +33,7 @@ ENGINE_HELP = {
     "async_scheduling": "Plan a step while the one before runs.",
     "device": "auto or cpu.",
     "threads": "Threads for computing. Default: one per core that the process may use.",
+    "enforce_eager": "Call the model op by op in every step, instead of replaying a recorded program.",
 }
 
 SAMPLING_HELP = {

@@ -51,6 +51,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     threads: int | None  # None: as many as the process has CPUs
+    enforce_eager: bool  # op by op, in place of a recorded program
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,7 +79,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "cpu_offload_gb": (0, 0.0),
     "swap_space": (0, 0.0, 4, 4.0),
     "trust_remote_code": (False,),
-    "enforce_eager": (False, True),  # a CPU has nothing to capture yet: both mean the same
     "enable_chunked_prefill": (True, None),
     "disable_log_stats": (True, False),
     "tokenizer_mode": ("auto",),
@@ -120,6 +120,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     device: str = "auto"
     threads: int | None = None
+    enforce_eager: bool = False
 
     @classmethod
     def from_options(cls, options: dict[str, Any]) -> EngineArgs:
@@ -207,5 +208,5 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 policy=self.scheduling_policy,
                 async_scheduling=self.async_scheduling,
             ),
-            device=DeviceConfig(device="cpu", threads=self.threads),
+            device=DeviceConfig(device="cpu", threads=self.threads, enforce_eager=self.enforce_eager),
         )

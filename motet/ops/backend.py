@@ -32,15 +32,16 @@ class ReferenceOps:
         """weight [N, K] -> what this backend's ops take in its place. Called once per weight, at load."""
         return weight
 
-    # Their weights are what `pack_linear` gives, another type with each backend.
-    linear: Callable[..., Tensor] = staticmethod(_linear.linear)
-    logits: Callable[..., Tensor] = staticmethod(_linear.logits)
-    embedding: Callable[..., Tensor] = staticmethod(_linear.embedding)
-    select_rows = staticmethod(_linear.select_rows)
-    add = staticmethod(_linear.add)
-    rms_norm = staticmethod(_norm.rms_norm)
-    layer_norm = staticmethod(_layer_norm.layer_norm)
-    activation = staticmethod(_activation.activation)
-    activation_mul = staticmethod(_activation.activation_mul)
-    qkv_heads = staticmethod(_rope.qkv_heads)
-    moe = staticmethod(_moe.moe)
+    def __init__(self) -> None:
+        # Their weights are what `pack_linear` gives, another type with each backend.
+        self.linear: Callable[..., Tensor] = _linear.linear
+        self.logits: Callable[..., Tensor] = _linear.logits
+        self.embedding: Callable[..., Tensor] = _linear.embedding
+        self.moe: Callable[..., Tensor] = _moe.moe
+        self.select_rows: Callable[[Tensor, Tensor], Tensor] = _linear.select_rows
+        self.add: Callable[[Tensor, Tensor], Tensor] = _linear.add
+        self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = _norm.rms_norm
+        self.layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] = _layer_norm.layer_norm
+        self.activation: Callable[[Tensor, str], Tensor] = _activation.activation
+        self.activation_mul: Callable[[Tensor, str], Tensor] = _activation.activation_mul
+        self.qkv_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = _rope.qkv_heads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
@@ -17,7 +18,7 @@ from motet.models.checkpoint import Checkpoint
 from motet.models.loader import LoadedModel, load_model, resolve_dtype
 from motet.ops.backend import ReferenceOps
 from motet.runner.batch import PersistentBatch
-from motet.runner.executor import EagerExecutor
+from motet.runner.executor import EagerExecutor, Executor
 from motet.runner.heads.autoregressive import AutoregressiveHead
 from motet.runner.memory import (
     CPU_SHARE,
@@ -40,6 +41,7 @@ class RunnerPlan:
     """A loaded model and the room for its state, before any of that room is taken."""
 
     loaded: LoadedModel
+    ops: ReferenceOps
     attention: AttentionBackend
     groups: tuple[StateGroup, ...]
     capacity: Capacity
@@ -57,7 +59,8 @@ def choose_backends() -> tuple[ReferenceOps, AttentionBackend]:
     from motet.ops.cpu.backend import CpuOps, is_available
 
     if is_available():
-        return CpuOps(), CpuPagedAttention()
+        ops = CpuOps()
+        return ops, CpuPagedAttention(ops.target)
     if wanted == "cpu":
         raise ConfigError("MOTET_OPS=cpu, but this installation has no C++ kernels; install a compiler and Motet again")
     return ReferenceOps(), PagedAttention()
@@ -89,7 +92,7 @@ def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int
     log.info(
         "weights %s, %.0f MiB; KV cache %s", dtype, loaded.num_weight_bytes / 2**20, describe_capacity(capacity, groups)
     )
-    return RunnerPlan(loaded, attention, groups, capacity, max_model_len)
+    return RunnerPlan(loaded, ops, attention, groups, capacity, max_model_len)
 
 
 def state_budget(config: EngineConfig, checkpoint: Checkpoint, vocab_size: int, num_unread_bytes: int = 0) -> int:
@@ -115,6 +118,24 @@ def state_budget(config: EngineConfig, checkpoint: Checkpoint, vocab_size: int, 
     return budget
 
 
+def choose_executor(config: EngineConfig, plan: RunnerPlan, states: StateStore) -> Executor:
+    """Recorded where the kernels are in use, unless enforce_eager; MOTET_CHECK compares the two in every step."""
+    eager = EagerExecutor(plan.loaded.model, states)
+    if config.device.enforce_eager or plan.ops.name != "cpu":
+        return eager
+    from motet.attention.cpu import CpuPagedAttention
+    from motet.ops.cpu.program import RecordingError
+    from motet.runner.recorded import CheckedExecutor, RecordedExecutor
+
+    attention = cast(CpuPagedAttention, plan.attention)  # the one that belongs to these ops
+    try:
+        recorded = RecordedExecutor(plan.loaded.model, states, attention, plan.groups, plan.capacity.block_size)
+    except RecordingError as error:
+        get_logger().warning("the model runs eagerly, which is slower: %s", error)
+        return eager
+    return CheckedExecutor(recorded, eager) if "MOTET_CHECK" in os.environ else recorded
+
+
 def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
     """Allocate the state and assemble the step."""
     states = StateStore(plan.loaded.states, plan.groups, plan.capacity)
@@ -128,7 +149,7 @@ def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
     runner = Runner(
         batch=batch,
         attention=plan.attention,
-        executor=EagerExecutor(plan.loaded.model, states),
+        executor=choose_executor(config, plan, states),
         head=AutoregressiveHead(plan.loaded.model, Sampler(), batch),
         checks="MOTET_CHECK" in os.environ,
     )

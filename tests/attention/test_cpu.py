@@ -16,6 +16,7 @@ from motet.attention.paged import PagedAttention
 from motet.attention.protocol import AttentionBackend
 from motet.ops.cpu import is_available, library
 from motet.ops.cpu.attention import write_kv
+from motet.ops.cpu.target import Target
 from motet.ops.reference import attention as reference
 from motet.tensors.forward import StepRows
 from motet.tensors.states import PagedState
@@ -269,7 +270,7 @@ def test_write_kv_rounds_like_torch(dtype: torch.dtype, cache_dtype: torch.dtype
     k[0], v[1] = 1e-6, 3e38 if dtype is not torch.float16 else 6e4
     slots = torch.randperm(60, generator=torch.Generator().manual_seed(6))[:50]
     found, expected = torch.zeros(2, 2, 60, 3, head_size, dtype=cache_dtype)
-    write_kv(k, v, found[0], found[1], slots)
+    write_kv(Target(), k, v, found[0], found[1], slots)
     reference.write_kv(k, v, expected[0], expected[1], slots)
     assert equal_bits(found, expected)
 

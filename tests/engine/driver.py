@@ -13,6 +13,7 @@ from torch import Tensor
 from motet.core.outputs import CompletionOutput, RequestOutput
 from motet.core.params import RequestOutputKind, SamplingParams
 from motet.engine.engine import Engine
+from motet.runner.executor import EagerExecutor
 from motet.tensors.forward import ForwardBatch
 from motet.tensors.states import StateStore
 
@@ -144,10 +145,10 @@ class Scripted:
 def model_of(engine: Engine, model: Any) -> Iterator[None]:
     """The engine with another model in it."""
     runner: Any = engine.core.runner
-    own = runner.executor.model
-    runner.executor.model = runner.head.model = model
+    own, executor = runner.head.model, runner.executor
+    runner.head.model, runner.executor = model, EagerExecutor(model, executor.states)
     try:
         yield
     finally:
-        runner.executor.model = runner.head.model = own
+        runner.head.model, runner.executor = own, executor
         assert engine.reset_prefix_cache()

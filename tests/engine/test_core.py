@@ -281,7 +281,7 @@ def test_a_row_that_is_not_a_number_ends_alone(
     assert engine.reset_prefix_cache()
     bad = [[*random_prompts([13], vocab_size=POISON, seed=5)[0], POISON], [POISON]]
     runner: Any = engine.core.runner
-    with model_of(engine, Poisoned(runner.executor.model, value)):
+    with model_of(engine, Poisoned(runner.head.model, value)):
         outputs = generate(engine, [bad[0], *PROMPTS, bad[1]], [params, *mates, params])
         for failed in (only(outputs[0]), only(outputs[-1])):
             assert (failed.token_ids, failed.finish_reason) == ([], "error")

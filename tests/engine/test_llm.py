@@ -309,7 +309,7 @@ def test_after_a_sleep_the_answers_are_the_same_and_the_cache_is_empty(
 def test_what_a_sleep_gives_back(folder: Path, level: int, keeps_weights: bool) -> None:
     llm = LLM(str(folder), **OPTIONS)
     runner: Any = llm.engine.core.runner
-    states, model = weakref.ref(runner.executor.states), weakref.ref(runner.executor.model)
+    states, model = weakref.ref(runner.executor.states), weakref.ref(runner.head.model)
     del runner
     llm.sleep(level)
     gc.collect()

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from motet.ops.cpu.library import DTYPE_CODES, kernels
+from motet.ops.cpu.library import DTYPE_CODES
+from motet.ops.cpu.program import Count
+from motet.ops.cpu.target import Target
 
 
 @dataclass(frozen=True)
 class PagedRows:
     """R rows of T tokens in all, as the kernel reads them.
 
+    num_rows, table_stride: R and N, as kernels take them
     rows: int32 [3, R]: first position, number of tokens (from 1), index of the first token
     block_table: int32 [R, N], with entries below num_blocks wherever a row has a position
     window: the number of keys a query sees, itself included; 0: all
@@ -25,13 +28,15 @@ class PagedRows:
 
     rows: Tensor
     block_table: Tensor
-    num_tokens: int
+    num_rows: int
+    table_stride: int
+    num_tokens: int | Count
     num_blocks: int
     block_size: int
     window: int
 
 
-def _check_heads(name: str, x: Tensor, num_tokens: int, head_size: int, dtype: torch.dtype) -> None:
+def _check_heads(name: str, x: Tensor, num_tokens: int | Count, head_size: int, dtype: torch.dtype) -> None:
     if x.dim() != 3 or x.shape[0] != num_tokens or x.shape[2] != head_size or x.dtype is not dtype or not x.is_cpu:
         raise ValueError(
             f"{name} must be {dtype} [{num_tokens}, heads, {head_size}] on the CPU, got {x.dtype} {list(x.shape)}"
@@ -63,7 +68,7 @@ def _dense_heads(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 else x.contiguous()
 
 
-def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def write_kv(target: Target, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
     """See motet.ops.reference.attention; slots must lie in the caches. Raises ValueError for what else does not fit."""
     _check_caches(k_cache, v_cache)
     num_tokens, (_, num_kv_heads, head_size) = slots.shape[0], k_cache.shape
@@ -76,13 +81,13 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
     if slots.dtype is not torch.int64 or slots.dim() != 1 or not slots.is_contiguous() or not slots.is_cpu:
         raise ValueError(f"slots must be contiguous int64 [T], got {slots.dtype} {list(slots.shape)}")
     k, v = _dense_heads(k), _dense_heads(v)
-    kernels().write_kv(
+    target.calls.write_kv(
         k_cache.data_ptr(),
         v_cache.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
         slots.data_ptr(),
-        num_tokens,
+        target.num_rows(slots),
         num_kv_heads,
         head_size,
         k.stride(0),
@@ -91,11 +96,11 @@ def write_kv(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tens
         v.stride(1),
         DTYPE_CODES[k.dtype],
         DTYPE_CODES[k_cache.dtype],
-        torch.get_num_threads(),
     )
 
 
 def paged_attention(
+    target: Target,
     q: Tensor,
     k_cache: Tensor,
     v_cache: Tensor,
@@ -120,8 +125,8 @@ def paged_attention(
     if rows.num_blocks * rows.block_size > num_slots:
         raise ValueError(f"the block table names {rows.num_blocks} blocks, the caches have {num_slots} slots")
     q = _dense_heads(q)
-    out = torch.empty(rows.num_tokens, num_heads * head_size, dtype=q.dtype)
-    kernels().paged_attention(
+    out = target.empty(q, num_heads * head_size, dtype=q.dtype)
+    target.calls.paged_attention(
         out.data_ptr(),
         q.data_ptr(),
         k_cache.data_ptr(),
@@ -130,8 +135,8 @@ def paged_attention(
         rows.block_table.data_ptr(),
         _check_per_head("alibi_slopes", alibi_slopes, num_heads),
         _check_per_head("sinks", sinks, num_heads),
-        rows.rows.shape[1],
-        rows.block_table.shape[1],
+        rows.num_rows,
+        rows.table_stride,
         rows.block_size,
         rows.window,
         num_heads,
@@ -143,6 +148,5 @@ def paged_attention(
         soft_cap or 0.0,
         DTYPE_CODES[q.dtype],
         DTYPE_CODES[k_cache.dtype],
-        torch.get_num_threads(),
     )
     return out

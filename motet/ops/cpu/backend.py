@@ -1,4 +1,4 @@
-"""The op backend of plain CPUs: C++ kernels for all that adds up, torch for what only copies or works elementwise.
+"""The op backend of plain CPUs: C++ kernels, which can also be recorded.
 
 Together they keep the exactness rule: a row's bits depend on that row alone.
 """
@@ -15,29 +15,38 @@ from motet.ops.cpu.library import is_available
 from motet.ops.cpu.linear import PackedLinear, embedding, linear, linear_f32, pack_linear
 from motet.ops.cpu.norm import rms_norm
 from motet.ops.cpu.rope import qkv_heads
+from motet.ops.cpu.rows import add, select_rows
+from motet.ops.cpu.target import Target
 from motet.ops.reference.moe import moe
 
 __all__ = ["CpuOps", "is_available"]
 
 
-def logits(x: Tensor, weight: PackedLinear, bias: Tensor | None = None, cap: float | None = None) -> Tensor:
-    out = linear_f32(x, weight, bias)
-    return out if cap is None else soft_cap(out, cap)
-
-
-def feed_forward(x: Tensor, gate_up: PackedLinear, down: PackedLinear, act: str) -> Tensor:
-    return linear(activation_mul(linear(x, gate_up), act), down)
-
-
 class CpuOps(ReferenceOps):
-    name = "cpu"
+    """Its ops run at once, or become nodes of the program that `target` records."""
 
+    name = "cpu"
     pack_linear = staticmethod(pack_linear)
-    linear = staticmethod(linear)
-    logits = staticmethod(logits)
-    embedding = staticmethod(embedding)
-    rms_norm = staticmethod(rms_norm)
-    activation = staticmethod(activation)
-    activation_mul = staticmethod(activation_mul)
-    qkv_heads = staticmethod(qkv_heads)
-    moe = staticmethod(partial(moe, feed_forward=feed_forward))
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target = target = Target()
+        self.linear = partial(linear, target)
+        self.linear_f32 = partial(linear_f32, target)
+        self.embedding = partial(embedding, target)
+        self.add = partial(add, target)
+        self.select_rows = partial(select_rows, target)
+        self.rms_norm = partial(rms_norm, target)
+        self.activation = partial(activation, target)
+        self.activation_mul = partial(activation_mul, target)
+        self.soft_cap = partial(soft_cap, target)
+        self.qkv_heads = partial(qkv_heads, target)
+        self.logits = self._logits
+        self.moe = partial(moe, feed_forward=self._feed_forward)
+
+    def _logits(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, cap: float | None = None) -> Tensor:
+        out = self.linear_f32(x, weight, bias)
+        return out if cap is None else self.soft_cap(out, cap)
+
+    def _feed_forward(self, x: Tensor, gate_up: PackedLinear, down: PackedLinear, act: str) -> Tensor:
+        return self.linear(self.activation_mul(self.linear(x, gate_up), act), down)

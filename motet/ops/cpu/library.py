@@ -53,6 +53,16 @@ def kernels() -> _kernels.Kernels:
     return _loaded
 
 
+def new_recorder() -> _kernels.Recorder:
+    """An empty program for the kernels in use. Raises UnsupportedError without any."""
+    return _kernels.Recorder(kernels().isa)
+
+
+def symbol_code(symbol: int) -> int:
+    """What stands for symbol number `symbol` where a kernel expects a count."""
+    return _kernels.count_of_symbol(symbol)
+
+
 def is_available() -> bool:
     return _loaded is not None
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from motet.ops.cpu.library import DTYPE_CODES, LINEAR_BLOCK, kernels
+from motet.ops.cpu.target import Target
 
 
 @dataclass(frozen=True)
@@ -33,55 +34,57 @@ def pack_linear(weight: Tensor) -> PackedLinear:
 
 
 def _multiply(
-    x: Tensor, weight: PackedLinear, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype
+    target: Target, x: Tensor, weight: PackedLinear, bias: Tensor | None, residual: Tensor | None, dtype: torch.dtype
 ) -> Tensor:
-    if x.dtype is not weight.data.dtype or x.shape[-1] != weight.num_inputs:
+    if x.dtype is not weight.data.dtype or x.dim() != 2 or x.shape[1] != weight.num_inputs:
         raise ValueError(
-            f"x must be {weight.data.dtype} [.., {weight.num_inputs}] as the weight, got {x.dtype} {list(x.shape)}"
+            f"x must be {weight.data.dtype} [T, {weight.num_inputs}] as the weight, got {x.dtype} {list(x.shape)}"
         )
     x = x.contiguous()
-    out = torch.empty(*x.shape[:-1], weight.num_outputs, dtype=dtype)
+    out = target.empty(x, weight.num_outputs, dtype=dtype)
     for name, other in (("bias", bias), ("residual", residual)):
         if other is not None and (other.dtype is not x.dtype or not other.is_contiguous()):
             raise ValueError(f"{name} must be contiguous {x.dtype}, got {other.dtype}")
     if residual is not None and residual.shape != out.shape:
         raise ValueError(f"residual must be {list(out.shape)}, got {list(residual.shape)}")
-    kernels().linear(
+    target.calls.linear(
         out.data_ptr(),
         x.data_ptr(),
         weight.data.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         0 if residual is None else residual.data_ptr(),
-        x.numel() // weight.num_inputs,
+        target.num_rows(x),
         weight.num_outputs,
         weight.num_inputs,
         DTYPE_CODES[x.dtype],
         dtype is torch.float32,
-        torch.get_num_threads(),
     )
     return out
 
 
-def linear(x: Tensor, weight: PackedLinear, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+def linear(
+    target: Target, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, residual: Tensor | None = None
+) -> Tensor:
     """See motet.ops.reference.linear; the sum is rounded once, at the end."""
-    return _multiply(x, weight, bias, residual, x.dtype)
+    return _multiply(target, x, weight, bias, residual, x.dtype)
 
 
-def linear_f32(x: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tensor:
+def linear_f32(target: Target, x: Tensor, weight: PackedLinear, bias: Tensor | None = None) -> Tensor:
     """The same with a float32 result, not rounded to x's dtype in between."""
-    return _multiply(x, weight, bias, None, torch.float32)
+    return _multiply(target, x, weight, bias, None, torch.float32)
 
 
-def embedding(ids: Tensor, table: PackedLinear, scale: float | None = None) -> Tensor:
+def embedding(target: Target, ids: Tensor, table: PackedLinear, scale: float | None = None) -> Tensor:
     """See motet.ops.reference.linear."""
-    ids = ids.contiguous()
-    out = torch.empty(len(ids), table.num_inputs, dtype=table.data.dtype)
-    kernels().unpack_rows(
+    ids, dtype = ids.contiguous(), table.data.dtype
+    out = target.empty(ids, table.num_inputs, dtype=dtype)
+    target.calls.unpack_rows(
         out.data_ptr(),
         table.data.data_ptr(),
         ids.data_ptr(),
-        len(ids),
+        target.num_rows(ids),
         table.num_inputs,
-        DTYPE_CODES[table.data.dtype],
+        1.0 if scale is None else float(torch.tensor(scale, dtype=dtype)),
+        DTYPE_CODES[dtype],
     )
-    return out if scale is None else out * torch.tensor(scale, dtype=out.dtype)
+    return out

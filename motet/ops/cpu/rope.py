@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from motet.ops.cpu.library import DTYPE_CODES, kernels
+from motet.ops.cpu.library import DTYPE_CODES
+from motet.ops.cpu.target import Target
 
 
 def _address(tensor: Tensor | None) -> int:
@@ -13,6 +14,7 @@ def _address(tensor: Tensor | None) -> int:
 
 
 def qkv_heads(
+    target: Target,
     qkv: Tensor,
     num_heads: int,
     num_kv_heads: int,
@@ -31,10 +33,10 @@ def qkv_heads(
         )
     if positions.dtype is not torch.int64 or positions.shape != (num_tokens,) or not positions.is_contiguous():
         raise ValueError(f"positions must be int64 [{num_tokens}], got {positions.dtype} {list(positions.shape)}")
-    q = torch.empty(num_tokens, num_heads, head_size, dtype=qkv.dtype)
-    k, v = torch.empty(2, num_tokens, num_kv_heads, head_size, dtype=qkv.dtype).unbind(0)
+    q = target.empty(qkv, num_heads, head_size, dtype=qkv.dtype)
+    k, v = (target.empty(qkv, num_kv_heads, head_size, dtype=qkv.dtype) for _ in range(2))
     cos, sin = rope or (None, None)
-    kernels().qkv_heads(
+    target.calls.qkv_heads(
         q.data_ptr(),
         k.data_ptr(),
         v.data_ptr(),
@@ -44,7 +46,7 @@ def qkv_heads(
         _address(sin),
         _address(q_norm),
         _address(k_norm),
-        num_tokens,
+        target.num_rows(qkv),
         num_heads,
         num_kv_heads,
         head_size,
@@ -53,6 +55,5 @@ def qkv_heads(
         0 if k_norm is None else k_norm.numel(),
         norm_eps,
         DTYPE_CODES[qkv.dtype],
-        torch.get_num_threads(),
     )
     return q, k, v

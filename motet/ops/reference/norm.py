@@ -1,4 +1,4 @@
-"""RMSNorm: the definitions, with their samples and tolerance."""
+"""RMSNorm: the definition, with its samples and tolerance."""
 
 from __future__ import annotations
 
@@ -18,41 +18,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return (wide * scale * weight).to(x.dtype)
 
 
-def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """x + residual, rounded once to their dtype, and its RMSNorm: returns (normed, new_residual).
-
-    x, residual: [T, H] of one dtype; weight: float32 [H]. The norm reads the rounded sum.
-    """
-    new_residual = (x.float() + residual.float()).to(x.dtype)
-    return rms_norm(new_residual, weight, eps), new_residual
-
-
 WIDTHS = (1, 7, 40, 576, 4099)  # odd ones too: a tail of every length must be right
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 EPS = 1e-5
 
 
-def random_rows(num_rows: int, width: int, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """x and residual [num_rows, width] whose rows differ in scale, and a weight [width]."""
+def random_rows(num_rows: int, width: int, dtype: torch.dtype, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """x [num_rows, width] whose rows differ in scale, and a weight [width]."""
     generator = torch.Generator().manual_seed(seed + width)
     scale = torch.logspace(-3, 2, num_rows).unsqueeze(1)
-    x, residual = torch.randn(2, num_rows, width, generator=generator) * scale
+    x = torch.randn(num_rows, width, generator=generator) * scale
     weight = 1 + 0.5 * torch.randn(width, generator=generator)
-    return x.to(dtype), residual.to(dtype), weight
+    return x.to(dtype), weight
 
 
-def _samples(with_residual: bool) -> list[Sample]:
-    samples = []
-    for dtype in DTYPES:
-        for width in WIDTHS:
-            x, residual, weight = random_rows(5, width, dtype)
-            inputs = (x, residual) if with_residual else (x,)
-            samples.append(Sample(f"{dtype}-{width}".removeprefix("torch."), (*inputs, weight, EPS)))
-    return samples
+def _samples() -> list[Sample]:
+    return [
+        Sample(f"{dtype}-{width}".removeprefix("torch."), (*random_rows(5, width, dtype), EPS))
+        for dtype in DTYPES
+        for width in WIDTHS
+    ]
 
 
 # The order of additions is free in the definition: some units in the last place of float32, and then one rounding.
 TOLERANCE = {torch.float32: (2e-6, 1e-7), torch.bfloat16: (2**-7, 1e-30), torch.float16: (2**-10, 2**-24)}
 
-RMS_NORM = define_op(OpSpec("rms_norm", rms_norm, lambda: _samples(with_residual=False), TOLERANCE))
-ADD_RMS_NORM = define_op(OpSpec("add_rms_norm", add_rms_norm, lambda: _samples(with_residual=True), TOLERANCE))
+RMS_NORM = define_op(OpSpec("rms_norm", rms_norm, _samples, TOLERANCE))

@@ -54,7 +54,7 @@ from motet.ops import cpu
 torch.set_num_threads(2)
 x = torch.ones(64, 4096)
 torch.add(x, x)
-cpu.rms_norm(x, torch.ones(4096), 1e-5)
+cpu.CpuOps().rms_norm(x, torch.ones(4096), 1e-5)
 paths = {line.split()[-1] for line in open("/proc/self/maps") if "gomp" in line}
 print(len(paths))
 """

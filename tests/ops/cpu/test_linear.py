@@ -11,6 +11,8 @@ from motet.ops.reference.linear import DTYPES, random_linear
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason="the kernels are not built")
 
+OPS = cpu.CpuOps()
+
 
 @pytest.fixture(params=library.supported_isas())
 def every_isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
@@ -24,10 +26,10 @@ def every_isa(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize("shape", [(64, 70, 33), (13, 192, 576), (7, 1, 5)])
 def test_rows_do_not_depend_on_their_mates(every_isa: str, dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     x, weight, bias, residual = random_linear(shape, dtype)
-    packed = cpu.pack_linear(weight)
-    together = cpu.linear(x, packed, bias, residual)
+    packed = OPS.pack_linear(weight)
+    together = OPS.linear(x, packed, bias, residual)
     for count in (1, 2, 3, 5, 6, 7):
-        parts = [cpu.linear(x[i : i + count], packed, bias, residual[i : i + count]) for i in range(0, len(x), count)]
+        parts = [OPS.linear(x[i : i + count], packed, bias, residual[i : i + count]) for i in range(0, len(x), count)]
         assert torch.equal(torch.cat(parts), together)
 
 
@@ -35,17 +37,17 @@ def test_rows_do_not_depend_on_their_mates(every_isa: str, dtype: torch.dtype, s
 def test_agrees_with_float64(every_isa: str, dtype: torch.dtype) -> None:
     x, weight, bias, _ = random_linear((13, 192, 575), dtype)
     expected = x.double() @ weight.double().T + bias.double()
-    torch.testing.assert_close(cpu.linear_f32(x, cpu.pack_linear(weight), bias).double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(OPS.linear_f32(x, OPS.pack_linear(weight), bias).double(), expected, rtol=0, atol=1e-5)
 
 
 def test_threads_do_not_change_a_bit() -> None:
     x, weight, bias, residual = random_linear((64, 640, 576), torch.bfloat16)
-    packed, before = cpu.pack_linear(weight), torch.get_num_threads()
+    packed, before = OPS.pack_linear(weight), torch.get_num_threads()
     results = []
     try:
         for count in (1, 2, 3):
             torch.set_num_threads(count)
-            results.append(cpu.linear(x, packed, bias, residual))
+            results.append(OPS.linear(x, packed, bias, residual))
     finally:
         torch.set_num_threads(before)
     assert all(torch.equal(result, results[0]) for result in results)
@@ -55,33 +57,33 @@ def test_threads_do_not_change_a_bit() -> None:
 def test_embedding_reads_the_packed_matrix(every_isa: str, dtype: torch.dtype) -> None:
     table = random_linear((1, 130, 33), dtype)[1]
     ids = torch.tensor([129, 0, 64, 63, 64])
-    assert torch.equal(cpu.embedding(ids, cpu.pack_linear(table)), table[ids])
-    scaled = cpu.embedding(ids, cpu.pack_linear(table), 2.7)
+    assert torch.equal(OPS.embedding(ids, OPS.pack_linear(table)), table[ids])
+    scaled = OPS.embedding(ids, OPS.pack_linear(table), 2.7)
     assert torch.equal(scaled, table[ids] * torch.tensor(2.7, dtype=dtype))
 
 
 def test_activations_do_not_depend_on_the_place(every_isa: str) -> None:
     values = torch.randn(7, 37, generator=torch.Generator().manual_seed(0)) * 5
     for function in (
-        lambda x: cpu.activation(x, "silu"),
-        lambda x: cpu.activation(x, "gelu_tanh"),
-        lambda x: cpu.soft_cap(x, 3.0),
+        lambda x: OPS.activation(x, "silu"),
+        lambda x: OPS.activation(x, "gelu_tanh"),
+        lambda x: OPS.soft_cap(x, 3.0),
     ):
         whole = function(values)
         assert torch.equal(torch.cat([function(values[:, i : i + 1]) for i in range(37)], dim=1), whole)
-    torch.testing.assert_close(cpu.soft_cap(values, 3.0), torch.tanh(values / 3.0) * 3.0, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(OPS.soft_cap(values, 3.0), torch.tanh(values / 3.0) * 3.0, rtol=1e-5, atol=1e-6)
 
 
 def test_wrong_inputs_are_refused() -> None:
     x, weight, bias, residual = random_linear((2, 3, 4), torch.float32)
-    packed = cpu.pack_linear(weight)
-    with pytest.raises(ValueError, match=r"x must be torch.float32 \[.., 4\]"):
-        cpu.linear(x.bfloat16(), packed)
+    packed = OPS.pack_linear(weight)
+    with pytest.raises(ValueError, match=r"x must be torch.float32 \[T, 4\]"):
+        OPS.linear(x.bfloat16(), packed)
     with pytest.raises(ValueError, match="x must be"):
-        cpu.linear(x[:, :3], packed)
+        OPS.linear(x[:, :3], packed)
     with pytest.raises(ValueError, match="bias must be"):
-        cpu.linear(x, packed, bias.bfloat16())
+        OPS.linear(x, packed, bias.bfloat16())
     with pytest.raises(ValueError, match="residual must be"):
-        cpu.linear(x, packed, bias, residual[:1])
+        OPS.linear(x, packed, bias, residual[:1])
     with pytest.raises(ValueError, match="weight must be a matrix"):
-        cpu.pack_linear(weight.int())
+        OPS.pack_linear(weight.int())
