@@ -5,6 +5,7 @@
 // step in a recorded program: pointers to the step's buffers, and counts. Weights, caches and widths stay.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "team.h"
@@ -30,36 +31,131 @@ void fields(RmsNormArgs& a, const Visit& visit) {
 
 constexpr int64_t kLinearBlock = 64;  // outputs that packed weights keep side by side
 
-struct LinearArgs {
-    void* out;             // [num_rows, num_outputs] of dtype, or of float
-    const void* x;         // [num_rows, num_inputs] of dtype
-    const void* weight;    // packed, of dtype
-    const void* bias;      // [num_outputs] of dtype, or null
-    const void* residual;  // [num_rows, num_outputs] of dtype, or null
-    int64_t num_rows;
-    int64_t num_outputs;
-    int64_t num_inputs;
+// Where a matrix kernel writes, and what it adds first: columns [first_column, first_column + its outputs) of rows of
+// `stride` elements.
+struct LinearOutput {
+    void* out;             // [num_rows, stride] of dtype, or of float
+    const void* bias;      // [stride] of dtype, or null
+    const void* residual;  // [num_rows, stride] of dtype, or null
+    int64_t stride;
+    int64_t first_column;
     DType dtype;
     bool wants_f32;  // out is float
 };
 
+struct LinearArgs {
+    LinearOutput output;
+    const void* x;       // [num_rows, num_inputs] of the output's dtype
+    const void* weight;  // packed, of weight_dtype
+    int64_t num_rows;
+    int64_t num_outputs;
+    int64_t num_inputs;
+    DType weight_dtype;
+};
+
 template <class Visit>
 void fields(LinearArgs& a, const Visit& visit) {
-    visit(a.out, a.x, a.residual, a.num_rows);
+    visit(a.output.out, a.x, a.output.residual, a.num_rows);
 }
 
 struct UnpackRowsArgs {
     void* out;            // [num_rows, num_inputs] of dtype
-    const void* weight;   // packed, of dtype
+    const void* weight;   // packed, of weight_dtype
     const int64_t* rows;  // [num_rows], which outputs' weights
     int64_t num_rows;
     int64_t num_inputs;
     float scale;  // of dtype: multiplies the rounded weights, and the product is rounded again; 1: nothing
     DType dtype;
+    DType weight_dtype;
 };
 
 template <class Visit>
 void fields(UnpackRowsArgs& a, const Visit& visit) {
+    visit(a.out, a.rows, a.num_rows);
+}
+
+constexpr int64_t kQuantBlock = 32;  // outputs that packed quantised weights keep side by side
+
+// GGUF's numbers; the last two are Motet's own: a scale for each output, and groups with a scale and a minimum.
+enum class QuantKind : int {
+    q4_0 = 2,
+    q4_1 = 3,
+    q5_0 = 6,
+    q5_1 = 7,
+    q8_0 = 8,
+    q4_k = 12,
+    q5_k = 13,
+    q6_k = 14,
+    int8 = 100,
+    int4 = 101
+};
+constexpr QuantKind kQuantKinds[] = {QuantKind::q4_0, QuantKind::q4_1, QuantKind::q5_0, QuantKind::q5_1,
+                                     QuantKind::q8_0, QuantKind::q4_k, QuantKind::q5_k, QuantKind::q6_k,
+                                     QuantKind::int8, QuantKind::int4};
+
+// What follows the int8 activations of a group. A row of quantised activations is its groups' records, one after the
+// other: the integers, padded with zeros to a multiple of 32, and this.
+struct GroupMeta {
+    float scale;
+    float scaled_sum;  // scale * sum of the integers
+    int32_t negative_sum;        // minus the sum of the integers
+    int32_t negative_halves[2];  // the same of the first sixteen, and of the rest
+};
+
+struct QuantizeRowsArgs {
+    void* out;      // [num_rows, records of a row]
+    const void* x;  // [num_rows, num_cols] of dtype
+    int64_t num_rows;
+    int64_t num_cols;
+    int64_t group;  // inputs that share a scale
+    DType dtype;
+};
+
+template <class Visit>
+void fields(QuantizeRowsArgs& a, const Visit& visit) {
+    visit(a.out, a.x, a.num_rows);
+}
+
+struct QuantLinearArgs {
+    LinearOutput output;
+    const void* rows;    // [num_rows, records of a row], as quantize_rows writes them with this group
+    const void* weight;  // packed
+    int64_t num_rows;
+    int64_t num_outputs;
+    int64_t num_inputs;
+    int64_t group;
+    QuantKind kind;
+};
+
+template <class Visit>
+void fields(QuantLinearArgs& a, const Visit& visit) {
+    visit(a.output.out, a.rows, a.output.residual, a.num_rows);
+}
+
+struct PackQuantizedArgs {
+    void* packed;
+    const void* source;  // GGUF's blocks [num_outputs, bytes of a row]; of int8 and int4: [num_outputs, num_inputs] of dtype
+    int64_t num_outputs;
+    int64_t num_inputs;
+    int64_t group;  // of activations
+    QuantKind kind;
+    DType dtype;  // of a source that is not yet quantised
+};
+
+struct UnpackQuantizedArgs {
+    void* out;            // [num_rows, num_inputs] of dtype
+    const void* weight;   // packed
+    const int64_t* rows;  // [num_rows], which outputs' weights
+    int64_t num_rows;
+    int64_t num_inputs;
+    int64_t group;
+    float scale;  // as of UnpackRowsArgs
+    QuantKind kind;
+    DType dtype;
+};
+
+template <class Visit>
+void fields(UnpackQuantizedArgs& a, const Visit& visit) {
     visit(a.out, a.rows, a.num_rows);
 }
 
@@ -193,6 +289,9 @@ void fields(SelectRowsArgs& a, const Visit& visit) {
     X(rms_norm, RmsNormArgs)              \
     X(linear, LinearArgs)                 \
     X(unpack_rows, UnpackRowsArgs)        \
+    X(quantize_rows, QuantizeRowsArgs)    \
+    X(quant_linear, QuantLinearArgs)      \
+    X(unpack_quantized, UnpackQuantizedArgs) \
     X(activation, ActivationArgs)         \
     X(add, AddArgs)                       \
     X(select_rows, SelectRowsArgs)        \
@@ -205,6 +304,8 @@ void fields(SelectRowsArgs& a, const Visit& visit) {
     namespace isa {                                                                                     \
     MOTET_FOR_EACH_KERNEL(MOTET_DECLARE)                                                                \
     void pack_linear(void* packed, const void* weight, int64_t num_outputs, int64_t num_inputs, DType); \
+    void pack_quantized(const PackQuantizedArgs&);                                                      \
+    int64_t packed_bytes(QuantKind, int64_t num_outputs, int64_t num_inputs, int64_t group);            \
     }
 
 MOTET_DECLARE_KERNELS(generic)

@@ -6,6 +6,7 @@
 // every output is one running sum over k = 0, 1, 2, ..., whatever the number of rows, the tile's height or the number of
 // threads (which share out blocks of outputs). That is the whole proof of exactness.
 #include "kernels.h"
+#include "linear_output.h"
 #include "vec.h"
 
 #if defined(__AVX512BF16__)
@@ -55,9 +56,9 @@ MOTET_INLINE f32x16 multiply_add(const f32x16& a, const f32x16& b, const f32x16&
 }
 
 // One packed step for a tile: sums[r][v] += x[r] * w[v].
-template <class T, int rows>
+template <class X, class W, int rows>
 struct Multiply {
-    MOTET_INLINE void step(f32x16 (&sums)[rows][kVectors], const T* w, const T* x, int64_t stride) {
+    MOTET_INLINE void step(f32x16 (&sums)[rows][kVectors], const W* w, const X* x, int64_t stride) {
         f32x16 weights[kVectors];
 #pragma GCC unroll 4
         for (int v = 0; v < kVectors; ++v) weights[v] = load(w + v * kLanes);
@@ -80,6 +81,30 @@ MOTET_INLINE bf16_pair load_pair(const bf16* x) {
     return pair;
 }
 
+// Even and odd inputs' weights of a vector of pairs.
+MOTET_INLINE void split_pairs(const bf16* w, f32x16& even, f32x16& odd) {
+    for (int64_t i = 0; i < kParts; ++i) {
+        u32_part pairs;
+        std::memcpy(&pairs, w + 2 * i * kWidth, sizeof(pairs));
+        even.part[i] = bit_cast<f32_part>(pairs << 16);
+        odd.part[i] = bit_cast<f32_part>(pairs & 0xffff0000u);
+    }
+}
+
+template <int rows>
+MOTET_INLINE void multiply_split(f32x16 (&sums)[rows][kVectors], const bf16* w, const float (&first)[rows],
+                                 const float (&second)[rows]) {
+    f32x16 even[kVectors], odd[kVectors];
+#pragma GCC unroll 4
+    for (int v = 0; v < kVectors; ++v) split_pairs(w + v * 2 * kLanes, even[v], odd[v]);
+#pragma GCC unroll 6
+    for (int r = 0; r < rows; ++r) {
+        const f32x16 x0 = broadcast(first[r]), x1 = broadcast(second[r]);
+#pragma GCC unroll 4
+        for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(x1, odd[v], multiply_add(x0, even[v], sums[r][v]));
+    }
+}
+
 template <int rows>
 MOTET_INLINE void multiply_pairs(f32x16 (&sums)[rows][kVectors], const bf16* w, const bf16_pair (&x)[rows]) {
 #if defined(__AVX512BF16__)
@@ -93,28 +118,41 @@ MOTET_INLINE void multiply_pairs(f32x16 (&sums)[rows][kVectors], const bf16* w, 
         for (int v = 0; v < kVectors; ++v) sums[r][v].part[0] = _mm512_dpbf16_ps(sums[r][v].part[0], weights[v], input);
     }
 #else
-    f32x16 even[kVectors], odd[kVectors];
-#pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) {
-        for (int64_t i = 0; i < kParts; ++i) {
-            u32_part pairs;
-            std::memcpy(&pairs, w + v * 2 * kLanes + 2 * i * kWidth, sizeof(pairs));
-            even[v].part[i] = bit_cast<f32_part>(pairs << 16);
-            odd[v].part[i] = bit_cast<f32_part>(pairs & 0xffff0000u);
-        }
-    }
+    float first[rows], second[rows];
 #pragma GCC unroll 6
     for (int r = 0; r < rows; ++r) {
-        const f32x16 first = broadcast(bit_cast<float>(x[r].bits << 16));
-        const f32x16 second = broadcast(bit_cast<float>(x[r].bits & 0xffff0000u));
-#pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) sums[r][v] = multiply_add(second, odd[v], multiply_add(first, even[v], sums[r][v]));
+        first[r] = bit_cast<float>(x[r].bits << 16);
+        second[r] = bit_cast<float>(x[r].bits & 0xffff0000u);
     }
+    multiply_split<rows>(sums, w, first, second);
 #endif
 }
 
+// Pairs of weights, and inputs of another type.
+template <class X, int rows>
+struct Multiply<X, bf16, rows> {
+    MOTET_INLINE void step(f32x16 (&sums)[rows][kVectors], const bf16* w, const X* x, int64_t stride) {
+        float first[rows], second[rows];
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; ++r) {
+            first[r] = widen(x[r * stride]);
+            second[r] = widen(x[r * stride + 1]);
+        }
+        multiply_split<rows>(sums, w, first, second);
+    }
+
+    // The last input of an odd number, with a zero beside it.
+    MOTET_INLINE void odd_step(f32x16 (&sums)[rows][kVectors], const bf16* w, const X* x, int64_t stride) {
+        float first[rows];
+        const float second[rows] = {};
+#pragma GCC unroll 6
+        for (int r = 0; r < rows; ++r) first[r] = widen(x[r * stride]);
+        multiply_split<rows>(sums, w, first, second);
+    }
+};
+
 template <int rows>
-struct Multiply<bf16, rows> {
+struct Multiply<bf16, bf16, rows> {
     MOTET_INLINE void step(f32x16 (&sums)[rows][kVectors], const bf16* w, const bf16* x, int64_t stride) {
         bf16_pair pairs[rows];
 #pragma GCC unroll 6
@@ -122,7 +160,6 @@ struct Multiply<bf16, rows> {
         multiply_pairs<rows>(sums, w, pairs);
     }
 
-    // The last input of an odd number, with a zero beside it.
     MOTET_INLINE void odd_step(f32x16 (&sums)[rows][kVectors], const bf16* w, const bf16* x, int64_t stride) {
         bf16_pair pairs[rows];
 #pragma GCC unroll 6
@@ -131,66 +168,57 @@ struct Multiply<bf16, rows> {
     }
 };
 
-// Adds bias and residual and stores 16 outputs, or the first `count`.
-template <class T, class Out>
-MOTET_INLINE void finish(const LinearArgs& a, f32x16 value, int64_t row, int64_t column, int64_t count) {
-    const T* bias = static_cast<const T*>(a.bias);
-    const T* residual = static_cast<const T*>(a.residual);
-    const int64_t at = row * a.num_outputs + column;
-    Out* out = static_cast<Out*>(a.out) + at;
-    if (count >= kLanes) {
-        if (bias) value = value + load(bias + column);
-        if (residual) value = value + load(residual + at);
-        store(out, value);
-    } else if (count > 0) {
-        if (bias) value = value + load_first(bias + column, count);
-        if (residual) value = value + load_first(residual + at, count);
-        store_first(out, value, count);
-    }
-}
-
 // `rows` rows from `row` on, times the 16 * kVectors outputs of block `block` that begin at vector `vector`.
-template <class T, class Out, int rows>
+template <class X, class W, int rows>
 void tile(const LinearArgs& a, int64_t row, int64_t block, int64_t vector) {
     const int64_t k = a.num_inputs;
-    const T* x = static_cast<const T*>(a.x) + row * k;
-    const T* w = static_cast<const T*>(a.weight) + (block * num_steps<T>(k) * kBlock + vector * kLanes) * kStep<T>;
+    const X* x = static_cast<const X*>(a.x) + row * k;
+    const W* w = static_cast<const W*>(a.weight) + (block * num_steps<W>(k) * kBlock + vector * kLanes) * kStep<W>;
     f32x16 sums[rows][kVectors] = {};
-    const int64_t whole = k / kStep<T>;
+    const int64_t whole = k / kStep<W>;
     for (int64_t step = 0; step < whole; ++step) {
-        Multiply<T, rows>::step(sums, w + step * kBlock * kStep<T>, x + step * kStep<T>, k);
+        Multiply<X, W, rows>::step(sums, w + step * kBlock * kStep<W>, x + step * kStep<W>, k);
     }
-    if constexpr (kStep<T> == 2) {
-        if (k % 2) Multiply<T, rows>::odd_step(sums, w + whole * kBlock * 2, x + whole * 2, k);
+    if constexpr (kStep<W> == 2) {
+        if (k % 2) Multiply<X, W, rows>::odd_step(sums, w + whole * kBlock * 2, x + whole * 2, k);
     }
     for (int r = 0; r < rows; ++r) {
         for (int v = 0; v < kVectors; ++v) {
             const int64_t column = block * kBlock + (vector + v) * kLanes;
-            finish<T, Out>(a, sums[r][v], row + r, column, a.num_outputs - column);
+            finish(a.output, sums[r][v], row + r, column, a.num_outputs - column);
         }
     }
 }
 
-template <class T, class Out>
+template <class X, class W>
 void block_of_outputs(const LinearArgs& a, int64_t block) {
     for (int64_t vector = 0; vector < kBlock / kLanes; vector += kVectors) {
         int64_t row = 0;
-        for (; row + kTileRows <= a.num_rows; row += kTileRows) tile<T, Out, kTileRows>(a, row, block, vector);
+        for (; row + kTileRows <= a.num_rows; row += kTileRows) tile<X, W, kTileRows>(a, row, block, vector);
         switch (a.num_rows - row) {
-            case 5: tile<T, Out, 5>(a, row, block, vector); break;
-            case 4: tile<T, Out, 4>(a, row, block, vector); break;
-            case 3: tile<T, Out, 3>(a, row, block, vector); break;
-            case 2: tile<T, Out, 2>(a, row, block, vector); break;
-            case 1: tile<T, Out, 1>(a, row, block, vector); break;
+            case 5: tile<X, W, 5>(a, row, block, vector); break;
+            case 4: tile<X, W, 4>(a, row, block, vector); break;
+            case 3: tile<X, W, 3>(a, row, block, vector); break;
+            case 2: tile<X, W, 2>(a, row, block, vector); break;
+            case 1: tile<X, W, 1>(a, row, block, vector); break;
         }
     }
 }
 
-template <class T, class Out>
+template <class X, class W>
 void linear_as(const LinearArgs& a, const Team& team) {
     const int64_t num_blocks = (a.num_outputs + kBlock - 1) / kBlock;
     const Range blocks = team.share(num_blocks, kMinProducts / (a.num_rows * a.num_inputs * kBlock + 1));
-    for (int64_t block = blocks.begin; block < blocks.end; ++block) block_of_outputs<T, Out>(a, block);
+    for (int64_t block = blocks.begin; block < blocks.end; ++block) block_of_outputs<X, W>(a, block);
+}
+
+template <class W>
+void linear_over(const LinearArgs& a, const Team& team) {
+    switch (a.output.dtype) {
+        case DType::f32: return linear_as<float, W>(a, team);
+        case DType::bf16: return linear_as<bf16, W>(a, team);
+        case DType::f16: return linear_as<f16, W>(a, team);
+    }
 }
 
 // w [num_outputs, num_inputs] -> packed; outputs and inputs that are not there are zero.
@@ -208,36 +236,44 @@ void pack_as(void* packed, const void* weight, int64_t num_outputs, int64_t num_
     }
 }
 
-template <class T>
-void scale_row(T* row, int64_t count, float scale) {
-    int64_t i = 0;
-    for (; i + kLanes <= count; i += kLanes) store(row + i, load(row + i) * scale);
-    if (i < count) store_first(row + i, load_first(row + i, count - i) * scale, count - i);
-}
-
-template <class T>
+template <class W, class T>
 void unpack_rows_as(const UnpackRowsArgs& a, const Team& team) {
-    const T* packed = static_cast<const T*>(a.weight);
-    const int64_t block_size = num_steps<T>(a.num_inputs) * kStep<T> * kBlock;
+    const W* packed = static_cast<const W*>(a.weight);
+    const int64_t block_size = num_steps<W>(a.num_inputs) * kStep<W> * kBlock;
     const Range rows = team.share(a.num_rows);
     for (int64_t i = rows.begin; i < rows.end; ++i) {
         const int64_t n = a.rows[i];
-        const T* column = packed + n / kBlock * block_size + n % kBlock * kStep<T>;
+        const W* column = packed + n / kBlock * block_size + n % kBlock * kStep<W>;
         T* out = static_cast<T*>(a.out) + i * a.num_inputs;
-        for (int64_t k = 0; k < a.num_inputs; ++k) {
-            out[k] = column[k / kStep<T> * kBlock * kStep<T> + k % kStep<T>];
+        for (int64_t first = 0; first < a.num_inputs; first += kLanes) {
+            const int64_t rest = a.num_inputs - first, count = rest < kLanes ? rest : kLanes;
+            W some[kLanes];
+            for (int64_t j = 0; j < count; ++j) {
+                const int64_t k = first + j;
+                some[j] = column[k / kStep<W> * kBlock * kStep<W> + k % kStep<W>];
+            }
+            convert(out + first, some, count);
         }
         if (a.scale != 1.0f) scale_row(out, a.num_inputs, a.scale);
+    }
+}
+
+template <class W>
+void unpack_rows_of(const UnpackRowsArgs& a, const Team& team) {
+    switch (a.dtype) {
+        case DType::f32: return unpack_rows_as<W, float>(a, team);
+        case DType::bf16: return unpack_rows_as<W, bf16>(a, team);
+        case DType::f16: return unpack_rows_as<W, f16>(a, team);
     }
 }
 
 }  // namespace
 
 void linear(const LinearArgs& a, const Team& team) {
-    switch (a.dtype) {
-        case DType::f32: return linear_as<float, float>(a, team);
-        case DType::bf16: return a.wants_f32 ? linear_as<bf16, float>(a, team) : linear_as<bf16, bf16>(a, team);
-        case DType::f16: return a.wants_f32 ? linear_as<f16, float>(a, team) : linear_as<f16, f16>(a, team);
+    switch (a.weight_dtype) {
+        case DType::f32: return linear_over<float>(a, team);
+        case DType::bf16: return linear_over<bf16>(a, team);
+        case DType::f16: return linear_over<f16>(a, team);
     }
 }
 
@@ -250,10 +286,10 @@ void pack_linear(void* packed, const void* weight, int64_t num_outputs, int64_t 
 }
 
 void unpack_rows(const UnpackRowsArgs& a, const Team& team) {
-    switch (a.dtype) {
-        case DType::f32: return unpack_rows_as<float>(a, team);
-        case DType::bf16: return unpack_rows_as<bf16>(a, team);
-        case DType::f16: return unpack_rows_as<f16>(a, team);
+    switch (a.weight_dtype) {
+        case DType::f32: return unpack_rows_of<float>(a, team);
+        case DType::bf16: return unpack_rows_of<bf16>(a, team);
+        case DType::f16: return unpack_rows_of<f16>(a, team);
     }
 }
 

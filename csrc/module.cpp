@@ -22,6 +22,8 @@ struct KernelTable {
     const char* isa;
     bool (*runs_here)();
     void (*pack_linear)(void*, const void*, int64_t, int64_t, DType);
+    void (*pack_quantized)(const PackQuantizedArgs&);
+    int64_t (*packed_bytes)(QuantKind, int64_t, int64_t, int64_t);
     MOTET_FOR_EACH_KERNEL(MOTET_MEMBER)
 };
 
@@ -29,7 +31,7 @@ struct KernelTable {
 #define MOTET_TABLE(isa, runs_here)                                                      \
     [] {                                                                                 \
         using namespace motet::isa;                                                      \
-        return KernelTable{#isa, runs_here, pack_linear, MOTET_FOR_EACH_KERNEL(MOTET_NAME)}; \
+        return KernelTable{#isa, runs_here, pack_linear, pack_quantized, packed_bytes, MOTET_FOR_EACH_KERNEL(MOTET_NAME)}; \
     }()
 
 #ifdef MOTET_HAS_AVX2
@@ -44,7 +46,9 @@ bool has_avx512() {
 #endif
 
 #ifdef MOTET_HAS_AVX512_BF16
-bool has_avx512_bf16() { return has_avx512() && __builtin_cpu_supports("avx512bf16"); }
+bool has_avx512_bf16() {
+    return has_avx512() && __builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni");
+}
 #endif
 
 bool runs_anywhere() { return true; }
@@ -88,6 +92,19 @@ DType dtype_of(int code) {
     return DType(code);
 }
 
+QuantKind kind_of(int code) {
+    for (const QuantKind kind : kQuantKinds) {
+        if (code == int(kind)) return kind;
+    }
+    throw nb::value_error("unknown kind of quantised weights");
+}
+
+LinearOutput output(uintptr_t out, uintptr_t bias, uintptr_t residual, int64_t stride, int64_t first_column, int dtype,
+                    bool wants_f32) {
+    return {pointer<void>(out), pointer<const void>(bias), pointer<const void>(residual), stride, first_column,
+            dtype_of(dtype),    wants_f32};
+}
+
 // Kernel calls as Python makes them: each builds the arguments and hands them over, to be run or to be recorded.
 class Calls {
 public:
@@ -104,11 +121,12 @@ public:
                                            num_rows, num_cols, eps, dtype_of(dtype)});
     }
 
-    void linear(uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bias, uintptr_t residual, int64_t num_rows,
-                int64_t num_outputs, int64_t num_inputs, int dtype, bool wants_f32) const {
-        MOTET_SUBMIT(linear, LinearArgs{pointer<void>(out), pointer<const void>(x), pointer<const void>(weight),
-                                        pointer<const void>(bias), pointer<const void>(residual), num_rows, num_outputs,
-                                        num_inputs, dtype_of(dtype), wants_f32});
+    void linear(uintptr_t out, uintptr_t bias, uintptr_t residual, int64_t stride, int64_t first_column, int dtype,
+                bool wants_f32, uintptr_t x, uintptr_t weight, int64_t num_rows, int64_t num_outputs,
+                int64_t num_inputs, int weight_dtype) const {
+        MOTET_SUBMIT(linear, LinearArgs{output(out, bias, residual, stride, first_column, dtype, wants_f32),
+                                        pointer<const void>(x), pointer<const void>(weight), num_rows, num_outputs,
+                                        num_inputs, dtype_of(weight_dtype)});
     }
 
     void pack_linear(uintptr_t packed, uintptr_t weight, int64_t num_outputs, int64_t num_inputs, int dtype) const {
@@ -117,10 +135,41 @@ public:
     }
 
     void unpack_rows(uintptr_t out, uintptr_t weight, uintptr_t rows, int64_t num_rows, int64_t num_inputs,
-                     float scale, int dtype) const {
+                     float scale, int dtype, int weight_dtype) const {
         MOTET_SUBMIT(unpack_rows, UnpackRowsArgs{pointer<void>(out), pointer<const void>(weight),
                                                  pointer<const int64_t>(rows), num_rows, num_inputs, scale,
-                                                 dtype_of(dtype)});
+                                                 dtype_of(dtype), dtype_of(weight_dtype)});
+    }
+
+    void quantize_rows(uintptr_t out, uintptr_t x, int64_t num_rows, int64_t num_cols, int64_t group, int dtype) const {
+        MOTET_SUBMIT(quantize_rows, QuantizeRowsArgs{pointer<void>(out), pointer<const void>(x), num_rows, num_cols,
+                                                     group, dtype_of(dtype)});
+    }
+
+    void quant_linear(uintptr_t out, uintptr_t bias, uintptr_t residual, int64_t stride, int64_t first_column,
+                      int dtype, bool wants_f32, uintptr_t rows, uintptr_t weight, int64_t num_rows,
+                      int64_t num_outputs, int64_t num_inputs, int64_t group, int kind) const {
+        MOTET_SUBMIT(quant_linear,
+                     QuantLinearArgs{output(out, bias, residual, stride, first_column, dtype, wants_f32),
+                                     pointer<const void>(rows), pointer<const void>(weight), num_rows, num_outputs,
+                                     num_inputs, group, kind_of(kind)});
+    }
+
+    int64_t packed_bytes(int kind, int64_t num_outputs, int64_t num_inputs, int64_t group) const {
+        return table_->packed_bytes(kind_of(kind), num_outputs, num_inputs, group);
+    }
+
+    void pack_quantized(uintptr_t packed, uintptr_t source, int64_t num_outputs, int64_t num_inputs, int64_t group,
+                        int kind, int dtype) const {
+        table_->pack_quantized({pointer<void>(packed), pointer<const void>(source), num_outputs, num_inputs, group,
+                                kind_of(kind), dtype_of(dtype)});
+    }
+
+    void unpack_quantized(uintptr_t out, uintptr_t weight, uintptr_t rows, int64_t num_rows, int64_t num_inputs,
+                          int64_t group, float scale, int kind, int dtype) const {
+        MOTET_SUBMIT(unpack_quantized, UnpackQuantizedArgs{pointer<void>(out), pointer<const void>(weight),
+                                                           pointer<const int64_t>(rows), num_rows, num_inputs, group,
+                                                           scale, kind_of(kind), dtype_of(dtype)});
     }
 
     void activation(uintptr_t out, uintptr_t x, int64_t num_rows, int64_t num_cols, bool is_gated, int kind, float cap,
@@ -215,6 +264,8 @@ NB_MODULE(_kernels, m) {
 
     nb::set_leak_warnings(false);  // a Kernels object lives as long as the process
     m.attr("LINEAR_BLOCK") = motet::kLinearBlock;
+    m.attr("QUANT_BLOCK") = motet::kQuantBlock;
+    m.attr("GROUP_META_BYTES") = sizeof(motet::GroupMeta);
     m.def("supported_isas", &motet::supported_isas);
     m.def("count_of_symbol", &motet::count_of_symbol);
     nb::class_<Calls>(m, "Calls")
@@ -223,6 +274,11 @@ NB_MODULE(_kernels, m) {
         .def("linear", &Calls::linear, no_gil)
         .def("pack_linear", &Calls::pack_linear, no_gil)
         .def("unpack_rows", &Calls::unpack_rows, no_gil)
+        .def("quantize_rows", &Calls::quantize_rows, no_gil)
+        .def("quant_linear", &Calls::quant_linear, no_gil)
+        .def("packed_bytes", &Calls::packed_bytes)
+        .def("pack_quantized", &Calls::pack_quantized, no_gil)
+        .def("unpack_quantized", &Calls::unpack_quantized, no_gil)
         .def("activation", &Calls::activation, no_gil)
         .def("add", &Calls::add, no_gil)
         .def("select_rows", &Calls::select_rows, no_gil)

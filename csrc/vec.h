@@ -248,6 +248,14 @@ MOTET_INLINE void convert(T* to, const T* from, int64_t n) {
     std::memcpy(to, from, size_t(n) * sizeof(T));
 }
 
+// row *= scale, rounded to the type of the row.
+template <class T>
+MOTET_INLINE void scale_row(T* row, int64_t count, float scale) {
+    int64_t i = 0;
+    for (; i + kLanes <= count; i += kLanes) store(row + i, load(row + i) * scale);
+    if (i < count) store_first(row + i, load_first(row + i, count - i) * scale, count - i);
+}
+
 // Adds lane i + 8 to lane i, then i + 4, i + 2, i + 1.
 MOTET_INLINE float sum(const f32x16& v) {
     float lanes[kLanes];

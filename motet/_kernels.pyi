@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 
 LINEAR_BLOCK: int  # outputs that packed weights keep side by side
+QUANT_BLOCK: int  # the same of quantised weights
+GROUP_META_BYTES: int  # that follow the integers of a group of quantised activations
 
 def supported_isas() -> list[str]: ...
 def count_of_symbol(symbol: int, /) -> int: ...
@@ -18,20 +20,68 @@ class Calls:
     def linear(
         self,
         out: int,
-        x: int,
-        weight: int,
         bias: int,
         residual: int,
+        stride: int,
+        first_column: int,
+        dtype: int,
+        wants_f32: bool,
+        x: int,
+        weight: int,
         num_rows: int,
         num_outputs: int,
         num_inputs: int,
-        dtype: int,
-        wants_f32: bool,
+        weight_dtype: int,
         /,
     ) -> None: ...
     def pack_linear(self, packed: int, weight: int, num_outputs: int, num_inputs: int, dtype: int, /) -> None: ...
     def unpack_rows(
-        self, out: int, weight: int, rows: int, num_rows: int, num_inputs: int, scale: float, dtype: int, /
+        self,
+        out: int,
+        weight: int,
+        rows: int,
+        num_rows: int,
+        num_inputs: int,
+        scale: float,
+        dtype: int,
+        weight_dtype: int,
+        /,
+    ) -> None: ...
+    def quantize_rows(self, out: int, x: int, num_rows: int, num_cols: int, group: int, dtype: int, /) -> None: ...
+    def quant_linear(
+        self,
+        out: int,
+        bias: int,
+        residual: int,
+        stride: int,
+        first_column: int,
+        dtype: int,
+        wants_f32: bool,
+        rows: int,
+        weight: int,
+        num_rows: int,
+        num_outputs: int,
+        num_inputs: int,
+        group: int,
+        kind: int,
+        /,
+    ) -> None: ...
+    def packed_bytes(self, kind: int, num_outputs: int, num_inputs: int, group: int, /) -> int: ...
+    def pack_quantized(
+        self, packed: int, source: int, num_outputs: int, num_inputs: int, group: int, kind: int, dtype: int, /
+    ) -> None: ...
+    def unpack_quantized(
+        self,
+        out: int,
+        weight: int,
+        rows: int,
+        num_rows: int,
+        num_inputs: int,
+        group: int,
+        scale: float,
+        kind: int,
+        dtype: int,
+        /,
     ) -> None: ...
     def activation(
         self,

@@ -27,10 +27,8 @@ class ReferenceOps:
 
     name = "reference"
 
-    @staticmethod
-    def pack_linear(weight: Tensor) -> Any:
-        """weight [N, K] -> what this backend's ops take in its place. Called once per weight, at load."""
-        return weight
+    # Called once for each weight, at load.
+    pack_linear: Callable[..., Any] = staticmethod(_linear.pack_linear)
 
     def __init__(self) -> None:
         # Their weights are what `pack_linear` gives, another type with each backend.

@@ -43,3 +43,12 @@ class QuantizedMatrix:
         """[num_outputs, num_inputs]: bit for bit the values of the `gguf` package, rounded to `dtype`."""
         flat = dequantize(self.blocks.contiguous().view(-1), self.kind, dtype)
         return flat.view(self.num_outputs, self.num_inputs)
+
+
+# Ways to quantise a floating matrix when it is packed. Their definitions are in motet/ops/reference/quantized.py.
+SCHEMES = ("int8", "int4")
+
+
+def int4_group(num_inputs: int) -> int | None:
+    """Inputs that share a scale under "int4": the largest of 128, 64 and 32 that divides the row, or None."""
+    return next((group for group in (128, 64, 32) if num_inputs % group == 0), None)

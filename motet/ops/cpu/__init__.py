@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from motet.ops.cpu.backend import CpuOps
 from motet.ops.cpu.library import is_available, isa
+from motet.ops.cpu.linear import split_records
 from motet.ops.reference.activation import ACTIVATION, ACTIVATION_MUL
 from motet.ops.reference.linear import LINEAR, LOGITS
 from motet.ops.reference.norm import RMS_NORM
+from motet.ops.reference.quantized import QUANTIZE_ROWS, QUANTIZED_LINEAR
 from motet.ops.reference.rope import QKV_HEADS
 from motet.ops.registry import implement_op
 
@@ -23,3 +25,9 @@ if is_available():
     implement_op(ACTIVATION_MUL, "cpu", ops.activation_mul)
     implement_op(LINEAR, "cpu", lambda x, weight, *others: ops.linear(x, ops.pack_linear(weight), *others))
     implement_op(LOGITS, "cpu", lambda x, weight, bias: ops.logits(x, ops.pack_linear(weight), bias))
+    implement_op(
+        QUANTIZED_LINEAR,
+        "cpu",
+        lambda x, weight, scheme, *others: ops.linear(x, ops.pack_linear(weight, scheme=scheme), *others),
+    )
+    implement_op(QUANTIZE_ROWS, "cpu", lambda x, group: split_records(ops.quantize_rows(x, group), x.shape[1], group))

@@ -12,7 +12,8 @@ from torch import Tensor
 from motet.ops.backend import ReferenceOps
 from motet.ops.cpu.activation import activation, activation_mul, soft_cap
 from motet.ops.cpu.library import is_available
-from motet.ops.cpu.linear import PackedLinear, embedding, linear, linear_f32, pack_linear
+from motet.ops.cpu.linear import PackedLinear, embedding, linear, linear_f32, quantize_rows
+from motet.ops.cpu.packing import pack_linear
 from motet.ops.cpu.norm import rms_norm
 from motet.ops.cpu.rope import qkv_heads
 from motet.ops.cpu.rows import add, select_rows
@@ -34,6 +35,7 @@ class CpuOps(ReferenceOps):
         self.linear = partial(linear, target)
         self.linear_f32 = partial(linear_f32, target)
         self.embedding = partial(embedding, target)
+        self.quantize_rows = partial(quantize_rows, target)
         self.add = partial(add, target)
         self.select_rows = partial(select_rows, target)
         self.rms_norm = partial(rms_norm, target)

@@ -20,6 +20,8 @@ else:
     _import_error = None
 
 LINEAR_BLOCK = 64 if _import_error else _kernels.LINEAR_BLOCK
+QUANT_BLOCK = 32 if _import_error else _kernels.QUANT_BLOCK
+GROUP_META_BYTES = 20 if _import_error else _kernels.GROUP_META_BYTES
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 
 

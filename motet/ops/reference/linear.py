@@ -2,29 +2,63 @@
 
 from __future__ import annotations
 
+from typing import TypeAlias
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from motet.ops.quantized import QuantizedMatrix
+from motet.ops.reference.quantized import ReferenceMatrix, multiply
+from motet.ops.reference.quantized import pack_linear as pack_quantized
 from motet.ops.registry import OpSpec, Sample, define_op
 
 
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
+Weight: TypeAlias = "Tensor | tuple[ReferenceMatrix, ...]"  # what `pack_linear` gives
+
+
+def pack_linear(*parts: Tensor | QuantizedMatrix, scheme: str | None = None) -> Weight:
+    """Matrices [N, K] over the same inputs, whose outputs stand side by side -> what the ops below take.
+
+    scheme: "int8" or "int4" quantises the tensors among them, see motet.ops.reference.quantized
+    """
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    if scheme is None and len(tensors) == len(parts) and len({tensor.dtype for tensor in tensors}) == 1:
+        return tensors[0] if len(tensors) == 1 else torch.cat(tensors)
+    return pack_quantized(*parts, scheme=scheme)
+
+
+def linear(x: Tensor, weight: Weight, bias: Tensor | None = None, residual: Tensor | None = None) -> Tensor:
     """x [T, K] times weight [N, K] transposed, plus bias [N], plus residual [T, N]; the result has x's dtype."""
+    if not isinstance(weight, Tensor) or weight.dtype is not x.dtype:
+        return multiply(x, _matrices(weight), bias, residual).to(x.dtype)
     out = F.linear(x, weight, bias)
     return out if residual is None else out + residual
 
 
-def logits(x: Tensor, weight: Tensor, bias: Tensor | None = None, soft_cap: float | None = None) -> Tensor:
+def logits(x: Tensor, weight: Weight, bias: Tensor | None = None, soft_cap: float | None = None) -> Tensor:
     """Scores over the vocabulary, float32 [L, V]: x [L, K] times weight [V, K] transposed, then cap * tanh(s / cap)."""
-    out = F.linear(x, weight, bias).float()
+    if not isinstance(weight, Tensor) or weight.dtype is not x.dtype:
+        out = multiply(x, _matrices(weight), bias, None).float()
+    else:
+        out = F.linear(x, weight, bias).float()
     return out if soft_cap is None else torch.tanh(out / soft_cap) * soft_cap
 
 
-def embedding(ids: Tensor, table: Tensor, scale: float | None = None) -> Tensor:
-    """Rows of table [V, H] by ids [T]; `scale` is rounded to the table's dtype before it multiplies."""
-    out = F.embedding(ids, table)
-    return out if scale is None else out * torch.tensor(scale, dtype=table.dtype)
+def embedding(
+    ids: Tensor, table: Weight, scale: float | None = None, dtype: torch.dtype | None = None
+) -> Tensor:
+    """Rows of table [V, H] by ids [T], rounded to `dtype` (None: the table's, float32 where it is quantised).
+
+    `scale` is rounded to that dtype before it multiplies.
+    """
+    (matrix,) = _matrices(table)
+    out = F.embedding(ids, matrix.values).to(dtype or matrix.values.dtype)
+    return out if scale is None else out * torch.tensor(scale, dtype=out.dtype)
+
+
+def _matrices(weight: Weight) -> tuple[ReferenceMatrix, ...]:
+    return (ReferenceMatrix(weight, None),) if isinstance(weight, Tensor) else weight
 
 
 def select_rows(x: Tensor, rows: Tensor) -> Tensor:

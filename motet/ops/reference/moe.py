@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from motet.ops.reference.activation import activation_mul
+from motet.ops.reference.linear import Weight, linear
 
 
 def route(router_logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -17,9 +18,9 @@ def route(router_logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor,
     return (weights / weights.sum(dim=-1, keepdim=True) if renormalize else weights), ids
 
 
-def feed_forward(x: Tensor, gate_up: Tensor, down: Tensor, act: str) -> Tensor:
+def feed_forward(x: Tensor, gate_up: Weight, down: Weight, act: str) -> Tensor:
     """One expert: x [N, H], gate_up [2 * I, H], down [H, I] -> [N, H]."""
-    return activation_mul(x @ gate_up.T, act) @ down.T
+    return linear(activation_mul(linear(x, gate_up), act), down)
 
 
 def moe(

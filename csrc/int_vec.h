@@ -1,0 +1,189 @@
+// Sixteen int32 lanes, and dot products of bytes into them: the same integers on any instruction set.
+#pragma once
+
+#include "vec.h"
+
+namespace motet {
+namespace MOTET_ISA {
+
+typedef int32_t i32_part __attribute__((vector_size(kWidth * 4)));
+typedef int8_t i8_part __attribute__((vector_size(kWidth)));
+
+struct i32x16 {
+    i32_part part[kParts];
+};
+
+struct u32x16 {
+    u32_part part[kParts];
+};
+
+MOTET_INLINE u32x16 load_words(const void* p) {
+    u32x16 v;
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+// Words as the bits of four unsigned bytes each.
+MOTET_INLINE u32x16 operator&(u32x16 a, uint32_t mask) {
+    for (int64_t i = 0; i < kParts; ++i) a.part[i] &= mask;
+    return a;
+}
+
+MOTET_INLINE u32x16 operator|(u32x16 a, const u32x16& b) {
+    for (int64_t i = 0; i < kParts; ++i) a.part[i] |= b.part[i];
+    return a;
+}
+
+MOTET_INLINE u32x16 operator>>(u32x16 a, int count) {
+    for (int64_t i = 0; i < kParts; ++i) a.part[i] >>= count;
+    return a;
+}
+
+MOTET_INLINE u32x16 operator<<(u32x16 a, int count) {
+    for (int64_t i = 0; i < kParts; ++i) a.part[i] <<= count;
+    return a;
+}
+
+MOTET_INLINE i32x16 broadcast(int32_t value) {
+    i32x16 v;
+    for (int64_t i = 0; i < kParts; ++i) {
+#if defined(__AVX512F__)
+        v.part[i] = (i32_part)_mm512_set1_epi32(value);
+#elif defined(__AVX2__)
+        v.part[i] = (i32_part)_mm256_set1_epi32(value);
+#else
+        v.part[i] = i32_part{value, value, value, value};
+#endif
+    }
+    return v;
+}
+
+MOTET_INLINE f32x16 to_float(const i32x16& v) {
+    f32x16 f;
+    for (int64_t i = 0; i < kParts; ++i) f.part[i] = __builtin_convertvector(v.part[i], f32_part);
+    return f;
+}
+
+MOTET_INLINE f32x16 load(const uint8_t* p) {
+    f32x16 f;
+    for (int64_t i = 0; i < kParts; ++i) {
+#if defined(__AVX512F__)
+        f.part[i] = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+        f.part[i] = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * kWidth))));
+#else
+        for (int64_t j = 0; j < kWidth; ++j) f.part[i][j] = float(p[i * kWidth + j]);
+#endif
+    }
+    return f;
+}
+
+MOTET_INLINE f32x16 load(const int8_t* p) {
+    f32x16 f;
+    for (int64_t i = 0; i < kParts; ++i) {
+#if defined(__AVX512F__)
+        f.part[i] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+#elif defined(__AVX2__)
+        f.part[i] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)(p + i * kWidth))));
+#else
+        for (int64_t j = 0; j < kWidth; ++j) f.part[i][j] = float(p[i * kWidth + j]);
+#endif
+    }
+    return f;
+}
+
+MOTET_INLINE i32x16 magnitude_bits(const f32x16& v) {
+    i32x16 bits;
+    for (int64_t i = 0; i < kParts; ++i) bits.part[i] = bit_cast<i32_part>(v.part[i]) & 0x7fffffff;
+    return bits;
+}
+
+MOTET_INLINE i32x16 max(i32x16 a, const i32x16& b) {
+    for (int64_t i = 0; i < kParts; ++i) a.part[i] = a.part[i] > b.part[i] ? a.part[i] : b.part[i];
+    return a;
+}
+
+MOTET_INLINE int32_t largest(const i32x16& v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_epi32((__m512i)v.part[0]);
+#else
+    int32_t most = v.part[0][0];
+    for (int64_t i = 1; i < kLanes; ++i) {
+        const int32_t lane = v.part[i / kWidth][i % kWidth];
+        most = lane > most ? lane : most;
+    }
+    return most;
+#endif
+}
+
+MOTET_INLINE int32_t sum(const i32x16& v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_add_epi32((__m512i)v.part[0]);
+#else
+    int32_t total = 0;
+    for (int64_t i = 0; i < kLanes; ++i) total += v.part[i / kWidth][i % kWidth];
+    return total;
+#endif
+}
+
+// ---- sums += w . x: four unsigned bytes of w in each lane, times four signed bytes that all lanes share -----------
+
+#if defined(__AVX512VNNI__)
+
+struct ByteWeights {
+    u32x16 bytes;
+};
+
+MOTET_INLINE ByteWeights spread(const u32x16& w) { return {w}; }
+
+MOTET_INLINE void add_dot(i32x16& sums, const ByteWeights& w, const uint8_t* x) {
+    int32_t word;
+    std::memcpy(&word, x, sizeof(word));
+    sums.part[0] = (i32_part)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)w.bytes.part[0], _mm512_set1_epi32(word));
+}
+
+#elif defined(__AVX2__)
+
+// Bytes 0 and 2, and bytes 1 and 3, as 16-bit integers: products of 8 bits would saturate if they were added in 16.
+struct ByteWeights {
+    u32x16 even;
+    u32x16 odd;
+};
+
+MOTET_INLINE ByteWeights spread(const u32x16& w) { return {w & 0x00ff00ffu, (w >> 8) & 0x00ff00ffu}; }
+
+MOTET_INLINE void add_dot(i32x16& sums, const ByteWeights& w, const uint8_t* x) {
+    const auto half = [x](int i) { return uint32_t(uint16_t(int8_t(x[i]))); };
+    const int even = int(half(0) | half(2) << 16), odd = int(half(1) | half(3) << 16);
+    for (int64_t i = 0; i < kParts; ++i) {
+#if defined(__AVX512F__)
+        const __m512i first = _mm512_madd_epi16((__m512i)w.even.part[i], _mm512_set1_epi32(even));
+        const __m512i second = _mm512_madd_epi16((__m512i)w.odd.part[i], _mm512_set1_epi32(odd));
+#else
+        const __m256i first = _mm256_madd_epi16((__m256i)w.even.part[i], _mm256_set1_epi32(even));
+        const __m256i second = _mm256_madd_epi16((__m256i)w.odd.part[i], _mm256_set1_epi32(odd));
+#endif
+        sums.part[i] += (i32_part)first + (i32_part)second;
+    }
+}
+
+#else
+
+struct ByteWeights {
+    u32x16 bytes;
+};
+
+MOTET_INLINE ByteWeights spread(const u32x16& w) { return {w}; }
+
+MOTET_INLINE void add_dot(i32x16& sums, const ByteWeights& w, const uint8_t* x) {
+    for (int64_t i = 0; i < kParts; ++i) {
+        for (int j = 0; j < 4; ++j) {
+            sums.part[i] += (i32_part)((w.bytes.part[i] >> (8 * j)) & 0xffu) * int32_t(int8_t(x[j]));
+        }
+    }
+}
+
+#endif
+
+}  // namespace MOTET_ISA
+}  // namespace motet
