@@ -12,9 +12,9 @@ from torch import Tensor
 from motet.ops.backend import ReferenceOps
 from motet.ops.cpu.activation import activation, activation_mul, soft_cap
 from motet.ops.cpu.library import is_available
-from motet.ops.cpu.linear import PackedLinear, embedding, linear, linear_f32, quantize_rows
-from motet.ops.cpu.packing import pack_linear
+from motet.ops.cpu.linear import embedding, linear, linear_f32, quantize_rows
 from motet.ops.cpu.norm import rms_norm
+from motet.ops.cpu.packing import PackedLinear, pack_linear
 from motet.ops.cpu.rope import qkv_heads
 from motet.ops.cpu.rows import add, select_rows
 from motet.ops.cpu.target import Target

@@ -21,9 +21,7 @@ def quantize_rows(target: Target, x: Tensor, group: int) -> Tensor:
     motet.ops.reference.quantized.quantize_rows."""
     num_cols = x.shape[1]
     out = target.empty(x, -(-num_cols // group) * _record_bytes(group), dtype=torch.uint8)
-    target.calls.quantize_rows(
-        out.data_ptr(), x.data_ptr(), target.num_rows(x), num_cols, group, DTYPE_CODES[x.dtype]
-    )
+    target.calls.quantize_rows(out.data_ptr(), x.data_ptr(), target.num_rows(x), num_cols, group, DTYPE_CODES[x.dtype])
     return out
 
 
@@ -69,9 +67,7 @@ def _multiply(
         )
         size = (target.num_rows(x), part.num_outputs, weight.num_inputs)
         if part.kind is None:
-            target.calls.linear(
-                *output, x.data_ptr(), part.data.data_ptr(), *size, DTYPE_CODES[part.data.dtype]
-            )
+            target.calls.linear(*output, x.data_ptr(), part.data.data_ptr(), *size, DTYPE_CODES[part.data.dtype])
         else:
             if part.group not in quantized:
                 quantized[part.group] = quantize_rows(target, x, part.group)

@@ -13,7 +13,6 @@ from motet.ops.reference.quantized import ReferenceMatrix, multiply
 from motet.ops.reference.quantized import pack_linear as pack_quantized
 from motet.ops.registry import OpSpec, Sample, define_op
 
-
 Weight: TypeAlias = "Tensor | tuple[ReferenceMatrix, ...]"  # what `pack_linear` gives
 
 
@@ -45,9 +44,7 @@ def logits(x: Tensor, weight: Weight, bias: Tensor | None = None, soft_cap: floa
     return out if soft_cap is None else torch.tanh(out / soft_cap) * soft_cap
 
 
-def embedding(
-    ids: Tensor, table: Weight, scale: float | None = None, dtype: torch.dtype | None = None
-) -> Tensor:
+def embedding(ids: Tensor, table: Weight, scale: float | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """Rows of table [V, H] by ids [T], rounded to `dtype` (None: the table's, float32 where it is quantised).
 
     `scale` is rounded to that dtype before it multiplies.

@@ -123,7 +123,7 @@ def quantized_linear(
 
 
 def random_blocks(kind: GGMLQuantizationType, num_outputs: int, num_inputs: int, seed: int = 0) -> QuantizedMatrix:
-    """A matrix of a type: from random weights where the `gguf` package can quantise them, else of random valid bytes."""
+    """A matrix of a type: from random weights where the `gguf` package can quantise, else of random valid bytes."""
     random = np.random.default_rng(seed + num_outputs + num_inputs)
     try:
         weights = random.standard_normal((num_outputs, num_inputs), dtype=np.float32) / num_inputs**0.5

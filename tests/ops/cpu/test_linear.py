@@ -74,11 +74,25 @@ def test_activations_do_not_depend_on_the_place(every_isa: str) -> None:
     torch.testing.assert_close(OPS.soft_cap(values, 3.0), torch.tanh(values / 3.0) * 3.0, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+def test_weights_of_another_type(every_isa: str, dtype: torch.dtype, weight_dtype: torch.dtype) -> None:
+    x, weight, bias, residual = random_linear((13, 192, 575), torch.float32)
+    x, weight, bias = x.to(dtype), weight.to(weight_dtype), bias.to(dtype)
+    packed = OPS.pack_linear(weight)
+    expected = x.double() @ weight.double().T + bias.double()
+    torch.testing.assert_close(OPS.linear_f32(x, packed, bias).double(), expected, rtol=0, atol=1e-5)
+    together = OPS.linear(x, packed, bias, residual.to(dtype))
+    alone = [OPS.linear(x[i : i + 1], packed, bias, residual[i : i + 1].to(dtype)) for i in range(13)]
+    assert torch.equal(torch.cat(alone), together)
+    assert torch.equal(OPS.embedding(torch.tensor([5, 191]), packed, dtype=dtype), weight[[5, 191]].to(dtype))
+
+
 def test_wrong_inputs_are_refused() -> None:
     x, weight, bias, residual = random_linear((2, 3, 4), torch.float32)
     packed = OPS.pack_linear(weight)
-    with pytest.raises(ValueError, match=r"x must be torch.float32 \[T, 4\]"):
-        OPS.linear(x.bfloat16(), packed)
+    with pytest.raises(ValueError, match=r"x must be float32, bfloat16 or float16 \[T, 4\]"):
+        OPS.linear(x.double(), packed)
     with pytest.raises(ValueError, match="x must be"):
         OPS.linear(x[:, :3], packed)
     with pytest.raises(ValueError, match="bias must be"):
