@@ -126,6 +126,26 @@ MOTET_INLINE int32_t sum(const i32x16& v) {
 #endif
 }
 
+// The low byte of each lane.
+MOTET_INLINE void store_bytes(uint8_t* p, const i32x16& v) {
+#if defined(__AVX512F__)
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)v.part[0]));
+#else
+    for (int64_t i = 0; i < kParts; ++i) {
+        const i8_part bytes = __builtin_convertvector(v.part[i], i8_part);
+        std::memcpy(p + i * kWidth, &bytes, sizeof(bytes));
+    }
+#endif
+}
+
+// The nearest integers, of halves the even one; |v| < 2^22.
+MOTET_INLINE i32x16 nearest(const f32x16& v) {
+    const f32x16 shifted = v + broadcast(0x1.8p23f);  // which leaves the integer in the low bits
+    i32x16 q;
+    for (int64_t i = 0; i < kParts; ++i) q.part[i] = bit_cast<i32_part>(shifted.part[i]) - 0x4b400000;
+    return q;
+}
+
 // ---- sums += w . x: four unsigned bytes of w in each lane, times four signed bytes that all lanes share -----------
 
 #if defined(__AVX512VNNI__)

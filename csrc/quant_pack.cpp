@@ -147,29 +147,16 @@ void pack_block(uint8_t* block, const uint8_t* source, int64_t count, const Walk
 
 // ---- Floats to blocks ---------------------------------------------------------------------------------------------
 
-struct Extent {
-    float low;
-    float high;
-};
+MOTET_INLINE f32x16 negative(const f32x16& v) { return f32x16{} - v; }
 
-MOTET_INLINE Extent extent(const float* values, int64_t count) {
-    Extent e = {values[0], values[0]};
-    for (int64_t i = 1; i < count; ++i) {
-        e.low = values[i] < e.low ? values[i] : e.low;
-        e.high = values[i] > e.high ? values[i] : e.high;
-    }
-    return e;
-}
-
-// To the nearest integer, of halves the even one; |value| < 2^22.
-MOTET_INLINE float nearest(float value) { return (value + 0x1.8p23f) - 0x1.8p23f; }
-
-// scale = max|w| / 127, and w / scale rounded.
+// scale = max|w| / 127, and w / scale rounded. values: padded with zeros to whole chunks.
 void quantize_int8(uint8_t* out, const float* values, int64_t num_inputs) {
-    const Extent e = extent(values, num_inputs);
-    const float scale = (e.high > -e.low ? e.high : -e.low) / 127.0f;
+    i32x16 most = {};
+    for (int64_t i = 0; i < num_inputs; i += kLanes) most = max(most, magnitude_bits(load(values + i)));
+    const float scale = bit_cast<float>(largest(most)) / 127.0f;
     write(out, scale);
-    for (int64_t i = 0; i < num_inputs; ++i) out[4 + i] = uint8_t(int8_t(nearest(values[i] / (scale > 0.0f ? scale : 1.0f))));
+    const f32x16 divisor = broadcast(scale > 0.0f ? scale : 1.0f);
+    for (int64_t i = 0; i < num_inputs; i += kLanes) store_bytes(out + 4 + i, nearest(load(values + i) / divisor));
 }
 
 MOTET_INLINE f16 halve(float value) {
@@ -183,18 +170,34 @@ MOTET_INLINE float widen_half(f16 value) {
     return load(lanes).part[0][0];
 }
 
+// Sixteen (w - m) / d, rounded, from 0 to 15.
+MOTET_INLINE i32x16 nibbles(const float* values, const f32x16& m, const f32x16& d) {
+    i32x16 q = nearest((load(values) - m) / d);
+    for (int64_t i = 0; i < kParts; ++i) {
+        q.part[i] = q.part[i] < 0 ? i32_part{} : q.part[i];
+        q.part[i] = q.part[i] > 15 ? i32_part{} + 15 : q.part[i];
+    }
+    return q;
+}
+
 // d = (max - min) / 15 and m = min, rounded to float16; (w - m) / d rounded. Nibbles as in Q4_1.
 void quantize_int4(uint8_t* out, const float* values, int64_t group) {
-    const Extent e = extent(values, group);
-    const f16 scale = halve((e.high - e.low) / 15.0f), minimum = halve(e.low);
+    f32x16 high = load(values), low = negative(high);
+    for (int64_t i = kLanes; i < group; i += kLanes) {
+        high = max(load(values + i), high);
+        low = max(negative(load(values + i)), low);
+    }
+    const float least = -largest(low);
+    const f16 scale = halve((largest(high) - least) / 15.0f), minimum = halve(least);
     write(out, scale);
     write(out + 2, minimum);
-    const float m = widen_half(minimum), d = widen_half(scale), divisor = d > 0.0f ? d : 1.0f;
-    for (int64_t i = 0; i < group; ++i) {
-        const float q = d > 0.0f ? nearest((values[i] - m) / divisor) : 0.0f;
-        const uint8_t nibble = uint8_t(q < 0.0f ? 0.0f : q > 15.0f ? 15.0f : q);
-        uint8_t& byte = out[4 + i / 32 * 16 + i % 16];
-        byte = i % 32 < 16 ? nibble : uint8_t(byte | nibble << 4);
+    const float step = widen_half(scale);
+    const f32x16 m = broadcast(widen_half(minimum)), d = broadcast(step > 0.0f ? step : __builtin_inff());
+    for (int64_t i = 0; i < group; i += kChunk) {
+        i32x16 both = nibbles(values + i, m, d);
+        const i32x16 upper = nibbles(values + i + kLanes, m, d);
+        for (int64_t p = 0; p < kParts; ++p) both.part[p] |= upper.part[p] << 4;
+        store_bytes(out + 4 + i / 2, both);
     }
 }
 
@@ -220,7 +223,8 @@ void pack(const PackQuantizedArgs& a) {
     const int64_t row_bytes = walk.num_units * Source<F>::unit_bytes(walk.chunks_per_group);
     const bool is_float = a.kind == QuantKind::int8 || a.kind == QuantKind::int4;
     uint8_t* blocks = static_cast<uint8_t*>(is_float ? std::calloc(size_t(kOutputs), size_t(row_bytes)) : nullptr);
-    float* values = static_cast<float*>(is_float ? std::malloc(size_t(a.num_inputs) * sizeof(float)) : nullptr);
+    const int64_t num_values = (a.num_inputs + kChunk - 1) / kChunk * kChunk;
+    float* values = static_cast<float*>(is_float ? std::calloc(size_t(num_values), sizeof(float)) : nullptr);
     if (is_float && !(blocks && values)) {
         std::free(blocks);
         std::free(values);

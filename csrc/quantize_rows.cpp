@@ -18,25 +18,9 @@ MOTET_INLINE f32x16 load_up_to(const T* p, int64_t count) {
     return count > 0 ? load_first(p, count) : f32x16{};
 }
 
-// Rounds sixteen products to bytes, and adds the integers to `sums`.
-MOTET_INLINE void put_bytes(int8_t* out, const f32x16& x, float factor, i32x16& sums) {
-    const f32x16 rounder = broadcast(0x1.8p23f);  // adding it leaves the nearest integer in the low bits
-    const f32x16 shifted = x * factor + rounder;
-    for (int64_t i = 0; i < kParts; ++i) {
-        const i32_part q = (bit_cast<i32_part>(shifted.part[i]) << 24) >> 24;
-        sums.part[i] += q;
-#if defined(__AVX512F__)
-        _mm_storeu_si128((__m128i*)out, _mm512_cvtepi32_epi8((__m512i)q));
-#else
-        const i8_part bytes = __builtin_convertvector(q, i8_part);
-        std::memcpy(out + i * kWidth, &bytes, sizeof(bytes));
-#endif
-    }
-}
-
 // `count` inputs, and zeros up to `num_bytes`. A group with a NaN or an infinity gets the scale NaN.
 template <class T>
-void quantize_group(int8_t* out, const T* x, int64_t count, int64_t num_bytes) {
+void quantize_group(uint8_t* out, const T* x, int64_t count, int64_t num_bytes) {
     // Without their signs, floats are in the order of their bits, infinity and NaN above all others.
     i32x16 most = {};
     for (int64_t i = 0; i < count; i += kLanes) most = max(most, magnitude_bits(load_up_to(x + i, count - i)));
@@ -48,7 +32,9 @@ void quantize_group(int8_t* out, const T* x, int64_t count, int64_t num_bytes) {
     i32x16 sums = {};
     GroupMeta meta = {is_zero ? 0.0f : scale, 0.0f, 0, {0, 0}};
     for (int64_t i = 0; i < num_bytes; i += kLanes) {
-        put_bytes(out + i, load_up_to(x + i, count - i), factor, sums);
+        const i32x16 q = nearest(load_up_to(x + i, count - i) * factor);
+        store_bytes(out + i, q);
+        for (int64_t p = 0; p < kParts; ++p) sums.part[p] += q.part[p];
         if (i == 0) meta.negative_halves[0] = -sum(sums);
     }
     meta.negative_sum = -sum(sums);
@@ -65,7 +51,7 @@ void quantize_rows_as(const QuantizeRowsArgs& a, const Team& team) {
     for (int64_t i = range.begin; i < range.end; ++i) {
         const int64_t row = i / num_groups, first = i % num_groups * a.group;
         const int64_t rest = a.num_cols - first, count = rest < a.group ? rest : a.group;
-        quantize_group(static_cast<int8_t*>(a.out) + i * record, static_cast<const T*>(a.x) + row * a.num_cols + first,
+        quantize_group(static_cast<uint8_t*>(a.out) + i * record, static_cast<const T*>(a.x) + row * a.num_cols + first,
                        count, num_bytes);
     }
 }
