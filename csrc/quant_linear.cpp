@@ -16,6 +16,8 @@ namespace {
 
 constexpr int64_t kPanelBytes = 384 << 10;
 constexpr int64_t kTileRows = 12;
+constexpr int kFewRows = 6;
+constexpr int64_t kMinProducts = 32768;  // of a member of the team
 
 // A field of a GroupMeta, which may lie at any address.
 template <class T>
@@ -23,6 +25,14 @@ MOTET_INLINE T meta(const uint8_t* record, size_t offset) {
     T value;
     std::memcpy(&value, record + offset, sizeof(value));
     return value;
+}
+
+// Touches all of what comes next, in the order of addresses: with few rows the weights come from memory, and the two
+// vectors of outputs are read in turn, 256 to 512 bytes apart, which the processor's own prefetching follows badly.
+template <int64_t num_bytes>
+__attribute__((always_inline)) inline void touch(const uint8_t* p) {
+#pragma GCC unroll 20
+    for (int64_t i = 0; i < num_bytes; i += 64) __builtin_prefetch(p + i);
 }
 
 template <class F>
@@ -52,6 +62,9 @@ MOTET_INLINE void add_group(f32x16 (&sums)[rows][vectors], const Walk<F>& walk, 
         for (int64_t c = 0; c < num_chunks; ++c) {
             const uint8_t* chunk = planes + c * F::kChunkBytes;
             const uint8_t* inputs = x + c * kChunk;
+            if constexpr (rows <= kFewRows) {
+                if (half == 0) touch<vectors * F::kVectorBytes>(chunk);
+            }
 #pragma GCC unroll 8
             for (int s = half * kHalfSteps; s < (half + 1) * kHalfSteps; ++s) {
                 ByteWeights weights[vectors];
@@ -96,6 +109,7 @@ void tile(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block, int64_t 
     f32x16 sums[rows][vectors] = {};
     for (int64_t u = 0; u < walk.num_units; ++u, unit += walk.unit_bytes) {
         const uint8_t* planes = unit + F::kHeaderBytes + vector * F::kVectorBytes;
+        if constexpr (rows <= kFewRows) touch<F::kHeaderBytes>(unit);
         for (int64_t group = 0; group < F::kGroups; ++group) {
             add_group<F, rows, vectors>(sums, walk, unit, group, planes, vector, x, stride);
             planes += F::kChunkBytes;
@@ -151,7 +165,8 @@ int64_t panel_rows(const Walk<F>& walk) {
 void quant_linear(const QuantLinearArgs& a, const Team& team) {
     with_format(a.kind, [&](auto format) {
         const Walk<decltype(format)> walk(a.num_inputs, a.group);
-        const Range blocks = team.share((a.num_outputs + kOutputs - 1) / kOutputs);
+        const Range blocks = team.share((a.num_outputs + kOutputs - 1) / kOutputs,
+                                        kMinProducts / (a.num_rows * a.num_inputs * kOutputs + 1));
         const int64_t panel = panel_rows(walk);
         for (int64_t row = 0; row < a.num_rows; row += panel) {
             const Rows rows = {row, row + panel < a.num_rows ? row + panel : a.num_rows};
