@@ -17,6 +17,14 @@ struct u32x16 {
     u32_part part[kParts];
 };
 
+// At any address.
+template <class T>
+MOTET_INLINE T read(const uint8_t* p) {
+    T value;
+    std::memcpy(&value, p, sizeof(value));
+    return value;
+}
+
 MOTET_INLINE u32x16 load_words(const void* p) {
     u32x16 v;
     std::memcpy(&v, p, sizeof(v));
@@ -148,60 +156,65 @@ MOTET_INLINE i32x16 nearest(const f32x16& v) {
 
 // ---- sums += w . x: four unsigned bytes of w in each lane, times four signed bytes that all lanes share -----------
 
-#if defined(__AVX512VNNI__)
+#if defined(__AVX2__) && !defined(__AVX512VNNI__)
 
-struct ByteWeights {
-    u32x16 bytes;
-};
-
-MOTET_INLINE ByteWeights spread(const u32x16& w) { return {w}; }
-
-MOTET_INLINE void add_dot(i32x16& sums, const ByteWeights& w, const uint8_t* x) {
-    int32_t word;
-    std::memcpy(&word, x, sizeof(word));
-    sums.part[0] = (i32_part)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)w.bytes.part[0], _mm512_set1_epi32(word));
-}
-
-#elif defined(__AVX2__)
-
-// Bytes 0 and 2, and bytes 1 and 3, as 16-bit integers: products of 8 bits would saturate if they were added in 16.
-struct ByteWeights {
-    u32x16 even;
-    u32x16 odd;
-};
-
-MOTET_INLINE ByteWeights spread(const u32x16& w) { return {w & 0x00ff00ffu, (w >> 8) & 0x00ff00ffu}; }
-
-MOTET_INLINE void add_dot(i32x16& sums, const ByteWeights& w, const uint8_t* x) {
-    const auto half = [x](int i) { return uint32_t(uint16_t(int8_t(x[i]))); };
-    const int even = int(half(0) | half(2) << 16), odd = int(half(1) | half(3) << 16);
+// sums += the 32-bit sums of pairs of 16-bit sums of pairs of products, times `factor`.
+MOTET_INLINE void add_products(i32x16& sums, const u32x16& w, int32_t x, short factor) {
     for (int64_t i = 0; i < kParts; ++i) {
 #if defined(__AVX512F__)
-        const __m512i first = _mm512_madd_epi16((__m512i)w.even.part[i], _mm512_set1_epi32(even));
-        const __m512i second = _mm512_madd_epi16((__m512i)w.odd.part[i], _mm512_set1_epi32(odd));
+        const __m512i pairs = _mm512_maddubs_epi16((__m512i)w.part[i], _mm512_set1_epi32(x));
+        sums.part[i] += (i32_part)_mm512_madd_epi16(pairs, _mm512_set1_epi16(factor));
 #else
-        const __m256i first = _mm256_madd_epi16((__m256i)w.even.part[i], _mm256_set1_epi32(even));
-        const __m256i second = _mm256_madd_epi16((__m256i)w.odd.part[i], _mm256_set1_epi32(odd));
+        const __m256i pairs = _mm256_maddubs_epi16((__m256i)w.part[i], _mm256_set1_epi32(x));
+        sums.part[i] += (i32_part)_mm256_madd_epi16(pairs, _mm256_set1_epi16(factor));
 #endif
-        sums.part[i] += (i32_part)first + (i32_part)second;
     }
 }
 
-#else
-
+// Sums of two products must fit 16 bits, or they saturate: those of 7 bits do. Eight are upper * 2 + lowest.
+template <int bits>
 struct ByteWeights {
     u32x16 bytes;
+
+    MOTET_INLINE ByteWeights of(const u32x16& w) { return {w}; }
+
+    MOTET_INLINE void add(i32x16& sums, const ByteWeights& w, int32_t x) { add_products(sums, w.bytes, x, 1); }
 };
 
-MOTET_INLINE ByteWeights spread(const u32x16& w) { return {w}; }
+template <>
+struct ByteWeights<8> {
+    u32x16 upper;
+    u32x16 lowest;
 
-MOTET_INLINE void add_dot(i32x16& sums, const ByteWeights& w, const uint8_t* x) {
-    for (int64_t i = 0; i < kParts; ++i) {
-        for (int j = 0; j < 4; ++j) {
-            sums.part[i] += (i32_part)((w.bytes.part[i] >> (8 * j)) & 0xffu) * int32_t(int8_t(x[j]));
-        }
+    MOTET_INLINE ByteWeights of(const u32x16& w) { return {(w >> 1) & 0x7f7f7f7fu, w & 0x01010101u}; }
+
+    MOTET_INLINE void add(i32x16& sums, const ByteWeights& w, int32_t x) {
+        add_products(sums, w.upper, x, 2);
+        add_products(sums, w.lowest, x, 1);
     }
-}
+};
+
+#else
+
+template <int bits>
+struct ByteWeights {
+    u32x16 bytes;
+
+    MOTET_INLINE ByteWeights of(const u32x16& w) { return {w}; }
+
+    MOTET_INLINE void add(i32x16& sums, const ByteWeights& w, int32_t x) {
+#if defined(__AVX512VNNI__)
+        sums.part[0] = (i32_part)_mm512_dpbusd_epi32((__m512i)sums.part[0], (__m512i)w.bytes.part[0], _mm512_set1_epi32(x));
+#else
+        for (int j = 0; j < 4; ++j) {
+            const int32_t input = int8_t(uint32_t(x) >> (8 * j));
+            for (int64_t i = 0; i < kParts; ++i) {
+                sums.part[i] += (i32_part)((w.bytes.part[i] >> (8 * j)) & 0xffu) * input;
+            }
+        }
+#endif
+    }
+};
 
 #endif
 

@@ -19,14 +19,6 @@ constexpr int64_t kTileRows = 12;
 constexpr int kFewRows = 6;
 constexpr int64_t kMinProducts = 32768;  // of a member of the team
 
-// A field of a GroupMeta, which may lie at any address.
-template <class T>
-MOTET_INLINE T meta(const uint8_t* record, size_t offset) {
-    T value;
-    std::memcpy(&value, record + offset, sizeof(value));
-    return value;
-}
-
 // Touches all of what comes next, in the order of addresses: with few rows the weights come from memory, and the two
 // vectors of outputs are read in turn, 256 to 512 bytes apart, which the processor's own prefetching follows badly.
 template <int64_t num_bytes>
@@ -43,6 +35,7 @@ constexpr size_t kSumOffset =
 template <class F, int rows, int vectors>
 MOTET_INLINE void add_group(f32x16 (&sums)[rows][vectors], const Walk<F>& walk, const uint8_t* unit, int64_t group,
                             const uint8_t* planes, int64_t vector, const uint8_t* x, int64_t stride) {
+    using Bytes = ByteWeights<F::kBits>;
     constexpr int kHalfSteps = kSteps / F::kHalves;
     const uint8_t* metas = x + walk.group_bytes;
 #pragma GCC unroll 2
@@ -52,7 +45,7 @@ MOTET_INLINE void add_group(f32x16 (&sums)[rows][vectors], const Walk<F>& walk, 
         for (int r = 0; r < rows; ++r) {
             i32x16 start = {};
             if constexpr (F::kZeroShift != kNoZero) {
-                start = broadcast(meta<int32_t>(metas + r * stride, kSumOffset<F> + half * sizeof(int32_t)));
+                start = broadcast(read<int32_t>(metas + r * stride + kSumOffset<F> + half * sizeof(int32_t)));
                 for (int64_t i = 0; i < kParts; ++i) start.part[i] <<= F::kZeroShift;
             }
 #pragma GCC unroll 2
@@ -67,13 +60,15 @@ MOTET_INLINE void add_group(f32x16 (&sums)[rows][vectors], const Walk<F>& walk, 
             }
 #pragma GCC unroll 8
             for (int s = half * kHalfSteps; s < (half + 1) * kHalfSteps; ++s) {
-                ByteWeights weights[vectors];
+                Bytes weights[vectors];
 #pragma GCC unroll 2
-                for (int v = 0; v < vectors; ++v) weights[v] = spread(F::weights(chunk + v * F::kVectorBytes, s));
+                for (int v = 0; v < vectors; ++v) weights[v] = Bytes::of(F::weights(chunk + v * F::kVectorBytes, s));
 #pragma GCC unroll 12
                 for (int r = 0; r < rows; ++r) {
 #pragma GCC unroll 2
-                    for (int v = 0; v < vectors; ++v) add_dot(products[r][v], weights[v], inputs + r * stride + 4 * s);
+                    for (int v = 0; v < vectors; ++v) {
+                        Bytes::add(products[r][v], weights[v], read<int32_t>(inputs + r * stride + 4 * s));
+                    }
                 }
             }
         }
@@ -82,7 +77,7 @@ MOTET_INLINE void add_group(f32x16 (&sums)[rows][vectors], const Walk<F>& walk, 
             const f32x16 scales = F::scales(unit, group * F::kHalves + half, vector + v);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; ++r) {
-                const f32x16 scale = scales * meta<float>(metas + r * stride, offsetof(GroupMeta, scale));
+                const f32x16 scale = scales * read<float>(metas + r * stride + offsetof(GroupMeta, scale));
                 sums[r][v] = fma(to_float(products[r][v]), scale, sums[r][v]);
             }
         }
@@ -93,7 +88,7 @@ MOTET_INLINE void add_group(f32x16 (&sums)[rows][vectors], const Walk<F>& walk, 
             const f32x16 minima = F::minima(unit, group, vector + v);
 #pragma GCC unroll 12
             for (int r = 0; r < rows; ++r) {
-                const float sum = meta<float>(metas + r * stride, offsetof(GroupMeta, scaled_sum));
+                const float sum = read<float>(metas + r * stride + offsetof(GroupMeta, scaled_sum));
                 sums[r][v] = fma(minima, broadcast(sum), sums[r][v]);
             }
         }

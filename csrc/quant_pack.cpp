@@ -13,13 +13,6 @@ namespace MOTET_ISA {
 namespace {
 
 template <class T>
-MOTET_INLINE T read(const uint8_t* p) {
-    T value;
-    std::memcpy(&value, p, sizeof(value));
-    return value;
-}
-
-template <class T>
 MOTET_INLINE void write(uint8_t* p, T value) {
     std::memcpy(p, &value, sizeof(value));
 }
