@@ -27,7 +27,9 @@ MOTET_INLINE T read(const uint8_t* p) {
 
 MOTET_INLINE u32x16 load_words(const void* p) {
     u32x16 v;
-    std::memcpy(&v, p, sizeof(v));
+    for (int64_t i = 0; i < kParts; ++i) {
+        std::memcpy(&v.part[i], static_cast<const uint8_t*>(p) + i * sizeof(u32_part), sizeof(u32_part));
+    }
     return v;
 }
 
