@@ -48,7 +48,9 @@ def measure(name: str, source: Tensor | QuantizedMatrix, scheme: str | None, num
     cold = best_seconds(lambda: [ops.linear(x[:1], next(turn)) for _ in copies]) / len(copies)
     warm = best_seconds(lambda: ops.linear(x[:1], packed))
     num_weights = packed.num_outputs * num_inputs
-    rates = [2e-9 * num_rows * num_weights / best_seconds(lambda m=num_rows: ops.linear(x[:m], packed)) for num_rows in ROWS]
+    rates = [
+        2e-9 * num_rows * num_weights / best_seconds(lambda m=num_rows: ops.linear(x[:m], packed)) for num_rows in ROWS
+    ]
     print(
         f"{name:<6}{packed.num_bytes / cold / 1e9:8.1f} GB/s{packed.num_bytes / warm / 1e9:8.1f} cached"
         + "".join(f"{rate:8.0f}" for rate in rates)
@@ -59,7 +61,11 @@ def measure(name: str, source: Tensor | QuantizedMatrix, scheme: str | None, num
 def main() -> None:
     num_outputs, num_inputs = (int(argument) for argument in sys.argv[1:] or ("2048", "2048"))
     print(f"kernels: {isa()}, threads: {torch.get_num_threads()}, {num_outputs} outputs, {num_inputs} inputs")
-    print(f"{'':<6}{'M=1':>13}{'':>15}" + "".join(f"{f'M={num_rows}':>8}" for num_rows in ROWS) + "  GOP/s; packed M weights/s")
+    print(
+        f"{'':<6}{'M=1':>13}{'':>15}"
+        + "".join(f"{f'M={num_rows}':>8}" for num_rows in ROWS)
+        + "  GOP/s; packed M weights/s"
+    )
     weight = torch.randn(num_outputs, num_inputs).bfloat16() / num_inputs**0.5
     measure("bf16", weight, None, num_inputs)
     for scheme in SCHEMES:

@@ -221,17 +221,25 @@ void linear_over(const LinearArgs& a, const Team& team) {
     }
 }
 
-// w [num_outputs, num_inputs] -> packed; outputs and inputs that are not there are zero.
+// w [num_outputs, num_inputs] -> packed; outputs and inputs that are not there are zero. A few inputs of a block at a time,
+// so that what is written stays in the first-level cache.
 template <class T>
 void pack_as(void* packed, const void* weight, int64_t num_outputs, int64_t num_inputs) {
+    constexpr int64_t kAtATime = 32;
     const T* w = static_cast<const T*>(weight);
-    T* out = static_cast<T*>(packed);
     const int64_t block_size = num_steps<T>(num_inputs) * kStep<T> * kBlock;
-    std::memset(packed, 0, size_t((num_outputs + kBlock - 1) / kBlock * block_size) * sizeof(T));
-    for (int64_t n = 0; n < num_outputs; ++n) {
-        T* column = out + n / kBlock * block_size + n % kBlock * kStep<T>;
-        for (int64_t k = 0; k < num_inputs; ++k) {
-            column[k / kStep<T> * kBlock * kStep<T> + k % kStep<T>] = w[n * num_inputs + k];
+    for (int64_t first = 0; first < num_outputs; first += kBlock) {
+        T* block = static_cast<T*>(packed) + first / kBlock * block_size;
+        const int64_t rest = num_outputs - first, count = rest < kBlock ? rest : kBlock;
+        if (count < kBlock || num_inputs % kStep<T> != 0) std::memset(block, 0, size_t(block_size) * sizeof(T));
+        for (int64_t start = 0; start < num_inputs; start += kAtATime) {
+            const int64_t end = start + kAtATime < num_inputs ? start + kAtATime : num_inputs;
+            for (int64_t n = 0; n < count; ++n) {
+                const T* row = w + (first + n) * num_inputs;
+                for (int64_t k = start; k < end; ++k) {
+                    block[k / kStep<T> * kBlock * kStep<T> + n * kStep<T> + k % kStep<T>] = row[k];
+                }
+            }
         }
     }
 }
