@@ -225,21 +225,25 @@ void linear_over(const LinearArgs& a, const Team& team) {
 // so that what is written stays in the first-level cache.
 template <class T>
 void pack_as(void* packed, const void* weight, int64_t num_outputs, int64_t num_inputs) {
-    constexpr int64_t kAtATime = 32;
+    constexpr int64_t kSize = kStep<T>, kStepsAtATime = 16;
     const T* w = static_cast<const T*>(weight);
-    const int64_t block_size = num_steps<T>(num_inputs) * kStep<T> * kBlock;
+    const int64_t steps = num_steps<T>(num_inputs), whole = num_inputs / kSize;
     for (int64_t first = 0; first < num_outputs; first += kBlock) {
-        T* block = static_cast<T*>(packed) + first / kBlock * block_size;
+        T* block = static_cast<T*>(packed) + first * steps * kSize;
         const int64_t rest = num_outputs - first, count = rest < kBlock ? rest : kBlock;
-        if (count < kBlock || num_inputs % kStep<T> != 0) std::memset(block, 0, size_t(block_size) * sizeof(T));
-        for (int64_t start = 0; start < num_inputs; start += kAtATime) {
-            const int64_t end = start + kAtATime < num_inputs ? start + kAtATime : num_inputs;
+        if (count < kBlock || whole < steps) std::memset(block, 0, size_t(steps * kSize * kBlock) * sizeof(T));
+        for (int64_t start = 0; start < steps; start += kStepsAtATime) {
+            const int64_t end = start + kStepsAtATime < whole ? start + kStepsAtATime : whole;
             for (int64_t n = 0; n < count; ++n) {
                 const T* row = w + (first + n) * num_inputs;
-                for (int64_t k = start; k < end; ++k) {
-                    block[k / kStep<T> * kBlock * kStep<T> + n * kStep<T> + k % kStep<T>] = row[k];
+                T* column = block + n * kSize;
+                for (int64_t step = start; step < end; ++step) {
+                    std::memcpy(column + step * kBlock * kSize, row + step * kSize, kSize * sizeof(T));
                 }
             }
+        }
+        for (int64_t n = 0; n < count && whole < steps; ++n) {  // an odd input
+            block[(whole * kBlock + n) * kSize] = w[(first + n) * num_inputs + num_inputs - 1];
         }
     }
 }
