@@ -14,8 +14,6 @@ namespace motet {
 namespace MOTET_ISA {
 namespace {
 
-constexpr int64_t kPanelBytes = 384 << 10;
-constexpr int64_t kTileRows = 12;
 constexpr int kFewRows = 6;
 constexpr int64_t kMinProducts = 32768;  // of a member of the team
 
@@ -121,38 +119,29 @@ void tile(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block, int64_t 
     }
 }
 
-struct Rows {
-    int64_t next;
-    int64_t end;
-};
-
+// Tiles of rows from `row` on, as long as there are so many; returns the first row that is left.
 template <class F, int rows, int vectors>
-void tiles(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block, Rows& left) {
-    for (; left.next + rows <= left.end; left.next += rows) {
-        for (int64_t v = 0; v < kOutputVectors; v += vectors) tile<F, rows, vectors>(a, walk, block, v, left.next);
+int64_t tiles(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block, int64_t row) {
+    for (; row + rows <= a.num_rows; row += rows) {
+        for (int64_t v = 0; v < kOutputVectors; v += vectors) tile<F, rows, vectors>(a, walk, block, v, row);
     }
+    return row;
 }
 
 template <class F>
-void block_of_outputs(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block, Rows left) {
+void block_of_outputs(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block) {
+    int64_t row = 0;
     if constexpr (kWidth == 16) {
-        tiles<F, 12, 1>(a, walk, block, left);
-        tiles<F, 6, 2>(a, walk, block, left);
-        tiles<F, 4, 2>(a, walk, block, left);
-        tiles<F, 3, 2>(a, walk, block, left);
-        tiles<F, 2, 2>(a, walk, block, left);
-        tiles<F, 1, 2>(a, walk, block, left);
+        row = tiles<F, 12, 1>(a, walk, block, row);
+        row = tiles<F, 6, 2>(a, walk, block, row);
+        row = tiles<F, 4, 2>(a, walk, block, row);
+        row = tiles<F, 3, 2>(a, walk, block, row);
+        row = tiles<F, 2, 2>(a, walk, block, row);
+        tiles<F, 1, 2>(a, walk, block, row);
     } else {
-        tiles<F, 2, 1>(a, walk, block, left);
-        tiles<F, 1, 1>(a, walk, block, left);
+        row = tiles<F, 2, 1>(a, walk, block, row);
+        tiles<F, 1, 1>(a, walk, block, row);
     }
-}
-
-// As many rows as stay in the second-level cache while all blocks of weights pass by.
-template <class F>
-int64_t panel_rows(const Walk<F>& walk) {
-    const int64_t count = kPanelBytes / walk.row_bytes() / kTileRows * kTileRows;
-    return count < kTileRows ? kTileRows : count;
 }
 
 }  // namespace
@@ -162,11 +151,7 @@ void quant_linear(const QuantLinearArgs& a, const Team& team) {
         const Walk<decltype(format)> walk(a.num_inputs, a.group);
         const Range blocks = team.share((a.num_outputs + kOutputs - 1) / kOutputs,
                                         kMinProducts / (a.num_rows * a.num_inputs * kOutputs + 1));
-        const int64_t panel = panel_rows(walk);
-        for (int64_t row = 0; row < a.num_rows; row += panel) {
-            const Rows rows = {row, row + panel < a.num_rows ? row + panel : a.num_rows};
-            for (int64_t block = blocks.begin; block < blocks.end; ++block) block_of_outputs(a, walk, block, rows);
-        }
+        for (int64_t block = blocks.begin; block < blocks.end; ++block) block_of_outputs(a, walk, block);
     });
 }
 

@@ -64,9 +64,9 @@ def test_rows_do_not_depend_on_their_mates(every_isa: str, ops: cpu.CpuOps, kind
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_threads_and_panels_do_not_change_a_bit(ops: cpu.CpuOps, kind: str) -> None:
+def test_threads_do_not_change_a_bit(ops: cpu.CpuOps, kind: str) -> None:
     packed, before = pack(ops, kind, 200, 1536), torch.get_num_threads()
-    x = random(200, 1536, dtype=torch.bfloat16)  # more rows than the kernel takes at a time
+    x = random(40, 1536, dtype=torch.bfloat16)
     results = [ops.linear(x[:7], packed)]
     try:
         for count in (1, 2, 3):
