@@ -1,7 +1,7 @@
 """How many threads to compute with.
 
-A second hardware thread of a core brings nothing to kernels that keep its arithmetic units busy, and a thread beyond the
-cgroup's quota is stopped in mid-step while the others wait for it.
+A second hardware thread of a core brings nothing to kernels that keep its arithmetic units busy, and a thread beyond
+the cgroup's quota is stopped in mid-step while the others wait for it.
 """
 
 from __future__ import annotations
@@ -63,13 +63,13 @@ def _siblings(folder: Path, cpu: int) -> str:
 
 
 def cgroup_quota(root: Path = CGROUP, own: Path = OWN_CGROUPS) -> float | None:
-    """CPUs' worth of time that the process's cgroup (version 1 or 2) and those around it allow; None without a limit."""
+    """CPUs' worth of time that the process's cgroup (version 1 or 2) and those around it allow; None: no limit."""
     quotas = [_quota(folder) for folder in _cgroup_folders(root, own)]
     return min((quota for quota in quotas if quota is not None), default=None)
 
 
 def _cgroup_folders(root: Path, own: Path) -> list[Path]:
-    """Where limits may stand: the root, which in a container is its own cgroup, and the folders down to the process's."""
+    """Where limits may stand: the root, which in a container is its own, and the folders down to the process's."""
     folders = [root, root / "cpu"]
     try:
         lines = own.read_text().splitlines()
