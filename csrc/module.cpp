@@ -31,7 +31,7 @@ struct KernelTable {
     isa::rms_norm, isa::add_rms_norm, isa::linear, isa::pack_linear, isa::unpack_rows, isa::activation, \
         isa::qkv_heads, isa::write_kv, isa::paged_attention
 
-#ifdef MOTET_HAS_AVX512
+#if defined(MOTET_HAS_AVX512) || defined(MOTET_HAS_AVX512_BF16)
 bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

@@ -1,6 +1,6 @@
 """Runs pytest on kernels from a build folder instead of the installed ones.
 
-    python tools/with_kernels.py BUILD_DIR [pytest arguments]
+python tools/with_kernels.py BUILD_DIR [pytest arguments]
 """
 
 from __future__ import annotations
