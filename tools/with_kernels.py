@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import torch  # noqa: F401  before the kernels, for its OpenMP runtime
 
+import motet
+
 
 def use_kernels(folder: Path) -> None:
     """Make `import motet._kernels` find the module in `folder`."""
@@ -21,10 +23,9 @@ def use_kernels(folder: Path) -> None:
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    sys.modules["motet._kernels"] = module
+    sys.modules["motet._kernels"] = motet._kernels = module
 
 
 if __name__ == "__main__":
     use_kernels(Path(sys.argv[1]))
-    sys.path.insert(0, "")
     sys.exit(pytest.main(sys.argv[2:]))
