@@ -38,6 +38,7 @@ class Weights:
         self._names = set(source.names())
         self._taken: set[str] = set()
         self.num_bytes = 0  # of all tensors taken so far
+        self.sizes: dict[str, tuple[int, int]] = {}  # of each, its values and its bytes
 
     def has(self, name: str) -> bool:
         return name in self._names
@@ -57,6 +58,7 @@ class Weights:
             )
         self._taken.add(name)
         self.num_bytes += tensor.numel() * tensor.element_size()
+        self.sizes[name] = (tensor.numel(), tensor.numel() * tensor.element_size())
         return tensor
 
     def finish(self, ignored: Iterable[str] = ()) -> None:

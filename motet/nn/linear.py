@@ -50,11 +50,11 @@ class Embedding:
 
     def __init__(self, ctx: BuildContext, name: str, num_rows: int, width: int, scale: float | None = None) -> None:
         self.ops = ctx.ops
-        self.scale = scale
+        self.scale, self.dtype = scale, ctx.dtype
         self.table = ctx.ops.pack_linear(ctx.matrix(f"{name}.weight", num_rows, width))
 
     def __call__(self, ids: Tensor) -> Tensor:
-        return self.ops.embedding(ids, self.table, self.scale)
+        return self.ops.embedding(ids, self.table, self.scale, self.dtype)
 
 
 class LMHead:

@@ -27,6 +27,9 @@ def test_throughput(motet: RunCommand, model: tuple[str, ...], tmp_path: Path) -
     assert results["requests_per_second"] == pytest.approx(5 / results["elapsed_time"])
     assert results["output_tokens_per_second"] == pytest.approx(20 / results["elapsed_time"])
     assert f"{results['tokens_per_second']:.1f} in all" in done.out
+    assert results["limits"]["share"] == pytest.approx(results["limits"]["floor_s"] / results["elapsed_time"])
+    assert "GB/s" in done.out
+    assert results["limits"]["precision"] == "float32"
 
 
 def test_latency(motet: RunCommand, model: tuple[str, ...]) -> None:
