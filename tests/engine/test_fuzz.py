@@ -30,7 +30,7 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "bfloat16": {"dtype": "bfloat16"},
     "float16": {"dtype": "float16"},
 }
-EXECUTORS: dict[str, dict[str, Any]] = {"eager": {}}
+EXECUTORS: dict[str, dict[str, Any]] = {"eager": {"enforce_eager": True}, "recorded": {}}
 
 MAX_LEN = 64
 FUZZ = settings.get_profile("fuzz")
