@@ -133,7 +133,7 @@ def throughput(
         "output_tokens_per_second": num_prompts * output_len / seconds,
         "limits": report(limits, floor, seconds),
     }
-    _show(
+    show(
         [
             ("requests", f"{num_prompts} of {input_len} + {output_len} tokens"),
             ("time", f"{seconds:.2f} s{_spread(passes)}"),
@@ -179,7 +179,7 @@ def latency(
         "ms_per_output_token": statistics.median(token_ms),
         "limits": {**report(limits, floor, statistics.median(times)), "decode_share": decode_share},
     }
-    _show(
+    show(
         [
             ("batch", f"{batch_size} x ({input_len} + {output_len}) tokens, {num_iters} times"),
             ("latency", _describe(times, "s", 3)),
@@ -212,7 +212,7 @@ def startup(
     medians = {phase: statistics.median(run[phase] for run in runs) for phase in (*PHASES, "total")}
     rows = [(PHASES.get(phase, "first token after"), f"{seconds:6.3f} s") for phase, seconds in medians.items()]
     note(f"median of {num_iters}")
-    _show(rows, {"model": engine["model"], "median": medians, "runs": runs}, json_file)
+    show(rows, {"model": engine["model"], "median": medians, "runs": runs}, json_file)
 
 
 def _repeat(load: Workload, num_iters: int, num_iters_warmup: int) -> list[Pass]:
@@ -242,7 +242,7 @@ def _spread(passes: list[Pass]) -> str:
     return f" (median of {len(times)}; {min(times):.2f} to {max(times):.2f})"
 
 
-def _show(rows: list[tuple[str, str]], results: dict[str, Any], json_file: str | None) -> None:
+def show(rows: list[tuple[str, str]], results: dict[str, Any], json_file: str | None) -> None:
     text = json.dumps(results, indent=1)
     if json_file == "-":
         print(text)

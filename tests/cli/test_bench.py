@@ -71,3 +71,13 @@ def test_one_output_token(motet: RunCommand, model: tuple[str, ...]) -> None:
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.floats(0, 100))
 def test_percentile_is_numpys(values: list[float], percent: float) -> None:
     assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
+
+
+def test_step_names_every_part(motet: RunCommand, model: tuple[str, ...]) -> None:
+    words = ("--batch-size", "3", "--input-len", "7", "--num-iters", "4", "--json", "-")
+    done = motet("bench", "step", *model, *words)
+    assert done.status == 0, done.err
+    results = json.loads(done.out)
+    assert list(results["us"]) == ["schedule", "gather", "run", "sample", "commit"]
+    assert min(results["us"].values()) > 0
+    assert results["step"] < 1e7
