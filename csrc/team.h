@@ -59,6 +59,19 @@ public:
     // The next of the numbers 0, 1, 2, ... that no member has taken since the last barrier, `count` at a time.
     int64_t take(int64_t count = 1) const { return state_->next.fetch_add(count, std::memory_order_relaxed); }
 
+    // Calls visit(i) for i in [0, count): members take runs of at least `least`, some sixteen each, as they get along, so
+    // that one which shares its core with another process holds up the others little. Once between two barriers.
+    template <class Visit>
+    void for_each(int64_t count, int64_t least, const Visit& visit) const {
+        int64_t length = count / (16 * size_);
+        if (length < least) length = least;
+        if (length < 1) length = 1;
+        for (int64_t first = take(length); first < count; first = take(length)) {
+            const int64_t end = first + length < count ? first + length : count;
+            for (int64_t i = first; i < end; ++i) visit(i);
+        }
+    }
+
     // Waits for all members: spins for some microseconds, gives way a few times, then sleeps. (A waiter that only gives way
     // still looks busy to the kernel, which then leaves a member that lags to share its core with another process.)
     void barrier() const {
