@@ -130,6 +130,20 @@ MOTET_INLINE void transpose_keys(const f32x16 (&keys)[kWidth], const StoreColumn
     }
 }
 
+// Sixteen words of two neighbours.
+MOTET_INLINE f32x16 load_words(const bf16* pairs) {
+    f32x16 words;
+    std::memcpy(&words, pairs, sizeof(words));
+    return words;
+}
+
+// The first `count` numbers, zero behind them.
+f32x16 load_words(const bf16* pairs, int64_t count) {
+    bf16 padded[2 * kLanes] = {};
+    std::memcpy(padded, pairs, size_t(count) * sizeof(bf16));
+    return load_words(padded);
+}
+
 template <class T>
 int64_t load_key_pairs(float*, const T* const*, int64_t) {
     return 0;
@@ -140,9 +154,9 @@ int64_t load_key_pairs(float* out, const bf16* const* keys, int64_t head_size) {
     int64_t d = 0;
     for (; d + 2 * kLanes <= head_size; d += 2 * kLanes) {
         for (int64_t first = 0; first < kGroup; first += kWidth) {
-            f32x16 words[kWidth] = {};
+            f32x16 words[kWidth];
             for (int64_t i = 0; i < kWidth; ++i) {
-                if (keys[first + i]) std::memcpy(&words[i], keys[first + i] + d, sizeof(f32x16));
+                words[i] = keys[first + i] ? load_words(keys[first + i] + d) : broadcast(0.0f);
             }
             transpose_keys(words, [&](int64_t column, f32_part word) {
                 const u32_part even = bit_cast<u32_part>(word) << 16, odd = bit_cast<u32_part>(word) & 0xffff0000u;
@@ -161,10 +175,10 @@ void load_keys(float* out, const T* const* keys, int64_t head_size) {
     for (int64_t d = load_key_pairs(out, keys, head_size); d < head_size; d += kLanes) {
         const int64_t rest = smaller(kLanes, head_size - d);
         for (int64_t first = 0; first < kGroup; first += kWidth) {
-            f32x16 block[kWidth] = {};
+            f32x16 block[kWidth];
             for (int64_t i = 0; i < kWidth; ++i) {
                 const T* key = keys[first + i];
-                if (key) block[i] = rest == kLanes ? load(key + d) : load_first(key + d, rest);
+                block[i] = !key ? broadcast(0.0f) : rest == kLanes ? load(key + d) : load_first(key + d, rest);
             }
             transpose_keys(block, [&](int64_t column, f32_part floats) {
                 if (column < rest) std::memcpy(out + (d + column) * kGroup + first, &floats, sizeof(floats));
@@ -178,9 +192,10 @@ void load_keys_as_pairs(float* out, const bf16* const* keys, int64_t head_size) 
     for (int64_t d = 0; d < head_size; d += 2 * kLanes) {
         const int64_t rest = smaller(2 * kLanes, head_size - d);
         for (int64_t first = 0; first < kGroup; first += kWidth) {
-            f32x16 words[kWidth] = {};
+            f32x16 words[kWidth];
             for (int64_t i = 0; i < kWidth; ++i) {
-                if (keys[first + i]) std::memcpy(&words[i], keys[first + i] + d, size_t(rest) * sizeof(bf16));
+                const bf16* key = keys[first + i];
+                words[i] = !key ? broadcast(0.0f) : rest == 2 * kLanes ? load_words(key + d) : load_words(key + d, rest);
             }
             transpose_keys(words, [&](int64_t column, f32_part word) {
                 if (2 * column < rest) std::memcpy(out + (d / 2 + column) * kGroup + first, &word, sizeof(word));
@@ -194,7 +209,7 @@ void load_value_pair(float* out, const bf16* even, const bf16* odd, int64_t head
     for (int64_t d = 0; d < head_size; d += kLanes) {
         const int64_t rest = smaller(kLanes, head_size - d);
         const auto widened = [&](const bf16* value) {  // its bits in the upper halves
-            if (!value) return f32x16{};
+            if (!value) return broadcast(0.0f);
             return rest == kLanes ? load(value + d) : load_first(value + d, rest);
         };
         const f32x16 low = widened(even), high = widened(odd);
@@ -310,7 +325,7 @@ public:
 
     void attend_split(int64_t split, const Partial& out) {
         clear(out, num_rows_, stride_);
-        std::memset(sum_lanes_, 0, sizeof(sum_lanes_));
+        std::memset(sum_lanes_, 0, size_t(num_rows_) * sizeof(sum_lanes_[0]));
         const int64_t end = smaller(end_key(), (split + 1) * kSplit);
         const int64_t first = greater(first_key(), split * kSplit);
         prefetch(first, first / kGroup * kGroup + kAhead);
@@ -361,10 +376,14 @@ private:
     }
 
     void find_visible(int64_t start) {
-        for (int64_t r = 0; r < num_rows_; ++r) {
-            const int64_t position = position_ + r / tile_.num_heads;
-            first_[r] = clamp(first_visible(position) - start, 0, kGroup);
-            last_[r] = clamp(position + 1 - start, 0, kGroup);
+        for (int64_t query = 0, r = 0; query < tile_.num_queries; ++query) {
+            const int64_t position = position_ + query;
+            const int64_t first = clamp(first_visible(position) - start, 0, kGroup);
+            const int64_t last = clamp(position + 1 - start, 0, kGroup);
+            for (const int64_t end = r + tile_.num_heads; r < end; ++r) {
+                first_[r] = first;
+                last_[r] = last;
+            }
         }
     }
 
@@ -466,7 +485,8 @@ private:
             for (int64_t v = 0; v < kGroupVectors; ++v) {
                 float* scores = scores_[r] + v * kLanes;
                 const f32x16 s = final_scores(load(scores), r, start + v * kLanes);
-                const f32x16 visible = keep_lanes(s, first_[r] - v * kLanes, last_[r] - v * kLanes);
+                const bool sees_all = first_[r] <= v * kLanes && last_[r] >= (v + 1) * kLanes;
+                const f32x16 visible = sees_all ? s : keep_lanes(s, first_[r] - v * kLanes, last_[r] - v * kLanes);
                 store(scores, visible);
                 best = motet::MOTET_ISA::max(best, visible);
             }
