@@ -9,17 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf.constants import GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from motet.core.errors import LoadError, UnsupportedError
 from motet.models.gguf import GGUFFile
+from motet.nn.context import WeightSource
+from motet.ops.gguf_types import PLAIN
+from motet.ops.quantized import Matrix, QuantizedMatrix
 
 INDEX = "model.safetensors.index.json"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class SafetensorsSource:
+class SafetensorsSource(WeightSource):
     """All shards of a folder, memory-mapped. Raises LoadError for missing, damaged or contradictory shards."""
 
     def __init__(self, folder: Path) -> None:
@@ -69,15 +73,15 @@ class SafetensorsSource:
         return tensor.to(dtype)
 
 
-class GGUFSource:
-    """A GGUF file under Hugging Face's names.
+class GGUFSource(WeightSource):
+    """A GGUF file under Hugging Face's names. Its matrices keep their type.
 
     rename: GGUF name -> Hugging Face name, or None for tensors that are no weights
     restore: undoes what conversion to GGUF did to a tensor, given its Hugging Face name
     """
 
     def __init__(
-        self, file: GGUFFile, rename: Callable[[str], str | None], restore: Callable[[str, Tensor], Tensor]
+        self, file: GGUFFile, rename: Callable[[str], str | None], restore: Callable[[str, Matrix], Matrix]
     ) -> None:
         self.where = str(file.path)
         self._file = file
@@ -89,10 +93,24 @@ class GGUFSource:
         return self._names
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._restore(name, self._file.tensor(self._names[name], dtype))
+        tensor = self._restore(name, self._file.tensor(self._names[name], dtype))
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def kind(self, name: str) -> GGMLQuantizationType | None:
+        return self._file.tensors[self._names[name]].type
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        info = self._file.tensors[self._names[name]]
+        if len(info.shape) != 2:
+            return self.get(name, shape, dtype)
+        if info.type in PLAIN:
+            return self._restore(name, self._file.tensor(info.name, PLAIN[info.type]))
+        blocks = self._file.raw(info.name).view(info.shape[0], -1)
+        return self._restore(name, QuantizedMatrix(info.type, blocks, info.shape[1]))
 
 
-class DummySource:
+class DummySource(WeightSource):
     """Random weights (`load_format="dummy"`): the same for the same name, whatever else is asked for."""
 
     where = "load_format='dummy'"

@@ -30,7 +30,7 @@ LLAMA3 = {
 
 
 def logits(model: Path, **options: Any) -> torch.Tensor:
-    return run_logits(load(model, **options), TOKEN_IDS, 45)
+    return run_logits(load(model, dequantized=True, **options), TOKEN_IDS, 45)
 
 
 def assert_same(gguf_path: Path, folder: Path, atol: float = 0.0) -> None:
@@ -169,7 +169,7 @@ def test_unsupported_tensor_types_are_named(llama: Path, tmp_path: Path) -> None
     name = b"blk.0.ffn_up.weight"
     at = damaged.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions and the dimensions
     path = tmp_path / "model.gguf"
-    for number, shown in ((16, "IQ2_XXS"), (999, "999")):
+    for number, shown in ((10, "Q2_K"), (11, "Q3_K"), (16, "IQ2_XXS"), (34, "TQ1_0"), (39, "MXFP4"), (999, "999")):
         damaged[at : at + 4] = number.to_bytes(4, "little")
         path.write_bytes(damaged)
         with pytest.raises(UnsupportedError, match=rf"'blk.0.ffn_up.weight' has GGUF type {shown}, .*Q4_K"):

@@ -50,7 +50,7 @@ def test_greedy_tokens_and_logits_equal_transformers(alias: str, tmp_path: Path)
     with torch.inference_mode():
         answer = oracle.generate(prompt, max_new_tokens=NUM_NEW, do_sample=False)[0]
         expected = oracle(answer.unsqueeze(0)).logits[0]
-    actual = run_logits(load(path), answer.tolist(), chunk=7)
+    actual = run_logits(load(path, dequantized=True), answer.tolist(), chunk=7)
     torch.testing.assert_close(actual, expected, atol=1e-3, rtol=0)
     # Each next token is the best one: what greedy generation would have given.
     assert actual[len(PROMPTS[alias]) - 1 : -1].argmax(-1).tolist() == answer.tolist()[len(PROMPTS[alias]) :]

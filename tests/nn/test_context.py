@@ -40,6 +40,6 @@ def test_many_tensors_too_many_are_summed_up() -> None:
 def test_transposed_matrices() -> None:
     stored = torch.arange(6.0).view(2, 3)
     ctx = context({"a": stored})
-    matrix = ctx.matrix("a", 3, 2, transposed=True)
+    matrix = ctx.matrix("a", 3, 2, None, transposed=True)
     assert torch.equal(matrix, stored.T)
     assert matrix.is_contiguous()
