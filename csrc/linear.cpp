@@ -208,8 +208,8 @@ void block_of_outputs(const LinearArgs& a, int64_t block) {
 template <class X, class W>
 void linear_as(const LinearArgs& a, const Team& team) {
     const int64_t num_blocks = (a.num_outputs + kBlock - 1) / kBlock;
-    const Range blocks = team.share(num_blocks, kMinProducts / (a.num_rows * a.num_inputs * kBlock + 1));
-    for (int64_t block = blocks.begin; block < blocks.end; ++block) block_of_outputs<X, W>(a, block);
+    const int64_t least = kMinProducts / (a.num_rows * a.num_inputs * kBlock + 1);
+    team.for_each(num_blocks, least, [&](int64_t block) { block_of_outputs<X, W>(a, block); });
 }
 
 template <class W>

@@ -38,7 +38,7 @@ struct KernelTable {
 bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
 #endif
 
-#ifdef MOTET_HAS_AVX512
+#if defined(MOTET_HAS_AVX512) || defined(MOTET_HAS_AVX512_BF16)
 bool has_avx512() {
     return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
            __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

@@ -149,9 +149,9 @@ void block_of_outputs(const QuantLinearArgs& a, const Walk<F>& walk, int64_t blo
 void quant_linear(const QuantLinearArgs& a, const Team& team) {
     with_format(a.kind, [&](auto format) {
         const Walk<decltype(format)> walk(a.num_inputs, a.group);
-        const Range blocks = team.share((a.num_outputs + kOutputs - 1) / kOutputs,
-                                        kMinProducts / (a.num_rows * a.num_inputs * kOutputs + 1));
-        for (int64_t block = blocks.begin; block < blocks.end; ++block) block_of_outputs(a, walk, block);
+        const int64_t least = kMinProducts / (a.num_rows * a.num_inputs * kOutputs + 1);
+        team.for_each((a.num_outputs + kOutputs - 1) / kOutputs, least,
+                      [&](int64_t block) { block_of_outputs(a, walk, block); });
     });
 }
 

@@ -11,7 +11,10 @@
 #include <new>
 
 #if defined(__linux__)
+#include <linux/futex.h>
 #include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #endif
 
 namespace motet {
@@ -19,7 +22,8 @@ namespace motet {
 // What the members share. One for each team that runs at the same time.
 struct TeamState {
     alignas(64) std::atomic<int64_t> num_waiting{0};
-    alignas(64) std::atomic<int64_t> phase{0};
+    alignas(64) std::atomic<uint32_t> phase{0};
+    std::atomic<int32_t> num_asleep{0};
     alignas(64) std::atomic<int64_t> next{0};
     void* memory = nullptr;
     int64_t num_bytes = 0;
@@ -55,24 +59,41 @@ public:
     // The next of the numbers 0, 1, 2, ... that no member has taken since the last barrier, `count` at a time.
     int64_t take(int64_t count = 1) const { return state_->next.fetch_add(count, std::memory_order_relaxed); }
 
-    // Waits for all members: spins for some microseconds, then gives the processor away between looks.
+    // Calls visit(i) for i in [0, count): members take runs of at least `least`, some sixteen each, as they get along, so
+    // that one which shares its core with another process holds up the others little. Once between two barriers.
+    template <class Visit>
+    void for_each(int64_t count, int64_t least, const Visit& visit) const {
+        int64_t length = count / (16 * size_);
+        if (length < least) length = least;
+        if (length < 1) length = 1;
+        for (int64_t first = take(length); first < count; first = take(length)) {
+            const int64_t end = first + length < count ? first + length : count;
+            for (int64_t i = first; i < end; ++i) visit(i);
+        }
+    }
+
+    // Waits for all members: spins for some microseconds, gives way a few times, then sleeps. (A waiter that only gives way
+    // still looks busy to the kernel, which then leaves a member that lags to share its core with another process.)
     void barrier() const {
         if (size_ == 1) {
             state_->next.store(0, std::memory_order_relaxed);
             return;
         }
-        const int64_t phase = state_->phase.load(std::memory_order_relaxed);
+        const uint32_t phase = state_->phase.load(std::memory_order_relaxed);
         if (state_->num_waiting.fetch_add(1, std::memory_order_acq_rel) == size_ - 1) {
             state_->num_waiting.store(0, std::memory_order_relaxed);
             state_->next.store(0, std::memory_order_relaxed);
-            state_->phase.store(phase + 1, std::memory_order_release);
+            state_->phase.store(phase + 1, std::memory_order_seq_cst);
+            if (state_->num_asleep.load(std::memory_order_seq_cst) > 0) wake_all();
             return;
         }
         for (int64_t looks = 0; state_->phase.load(std::memory_order_acquire) == phase; ++looks) {
             if (looks < kSpins) {
                 pause();
-            } else {
+            } else if (looks < kSpins + kYields) {
                 give_way();
+            } else {
+                sleep_in(phase);
             }
         }
     }
@@ -93,6 +114,7 @@ public:
 
 private:
     static constexpr int64_t kSpins = 2000;  // some 20 to 60 microseconds
+    static constexpr int64_t kYields = 20;
 
     static void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -102,13 +124,31 @@ private:
 #endif
     }
 
-    static void give_way() {
 #if defined(__linux__)
-        sched_yield();
-#else
-        pause();
-#endif
+
+    static void give_way() { sched_yield(); }
+
+    // Until the phase is another one; may return early.
+    void sleep_in(uint32_t phase) const {
+        state_->num_asleep.fetch_add(1, std::memory_order_seq_cst);
+        syscall(SYS_futex, phase_word(), FUTEX_WAIT_PRIVATE, phase, nullptr, nullptr, 0);
+        state_->num_asleep.fetch_sub(1, std::memory_order_relaxed);
     }
+
+    void wake_all() const { syscall(SYS_futex, phase_word(), FUTEX_WAKE_PRIVATE, 1 << 30, nullptr, nullptr, 0); }
+
+    uint32_t* phase_word() const {
+        static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t), "a futex is a word");
+        return reinterpret_cast<uint32_t*>(&state_->phase);
+    }
+
+#else
+
+    static void give_way() { pause(); }
+    void sleep_in(uint32_t) const { pause(); }
+    void wake_all() const {}
+
+#endif
 
     TeamState* state_;
     int64_t thread_;

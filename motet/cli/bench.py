@@ -16,6 +16,7 @@ import typer
 from motet.cli.engine import open_engine
 from motet.cli.flags import Given, with_flags
 from motet.cli.interrupts import interrupts_noted
+from motet.cli.limits import Floor, Limits, find_floor, measure_limits, report
 from motet.cli.options import ENGINE
 from motet.cli.panels import PanelCommand
 from motet.cli.startup import PHASES, measure
@@ -58,7 +59,7 @@ class Workload:
                 f"context length is {engine.facts.max_model_len}"
             )
         self._engine = engine
-        self._shape = (num_prompts, input_len)
+        self._shape = (num_prompts, input_len, output_len)
         self._random = random.Random(seed)
         self._params = SamplingParams(
             temperature=0,
@@ -71,7 +72,7 @@ class Workload:
     def run(self) -> Pass:
         """Hand over one batch at once and wait for its last token. Raises InputError when a request failed."""
         engine, params = self._engine, self._params
-        num_prompts, input_len = self._shape
+        num_prompts, input_len, _ = self._shape
         vocab = range(engine.facts.vocab_size)
         prompts = [{"prompt_token_ids": self._random.choices(vocab, k=input_len)} for _ in range(num_prompts)]
         first: dict[str, float] = {}
@@ -89,6 +90,15 @@ class Workload:
         if num_tokens != num_prompts * (params.max_tokens or 0):
             raise InputError(f"only {num_tokens} tokens came back: requests failed, and the figures would mean nothing")
         return Pass(seconds, list(first.values()))
+
+    def limits(self) -> tuple[Limits, Floor]:
+        """The machine's limits, measured now, and the seconds that a pass takes at least by them."""
+        engine, scheduler = self._engine, self._engine.config.scheduler
+        sizes = engine.weight_sizes
+        is_quantized = sizes.bytes_per_value < 1.9
+        limits = measure_limits("int8" if is_quantized else engine.dtype)
+        most = (scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+        return limits, find_floor(limits, sizes, engine.groups, *self._shape, *most)
 
 
 @bench_app.command("throughput", cls=PanelCommand)
@@ -109,6 +119,7 @@ def throughput(
     passes = _repeat(load, num_iters, num_iters_warmup)
     seconds = statistics.median(one.seconds for one in passes)
     num_tokens = num_prompts * (input_len + output_len)
+    limits, floor = load.limits()
     results = {
         "model": engine["model"],
         "num_requests": num_prompts,
@@ -120,13 +131,15 @@ def throughput(
         "requests_per_second": num_prompts / seconds,
         "tokens_per_second": num_tokens / seconds,
         "output_tokens_per_second": num_prompts * output_len / seconds,
+        "limits": report(limits, floor, seconds),
     }
-    _show(
+    show(
         [
             ("requests", f"{num_prompts} of {input_len} + {output_len} tokens"),
             ("time", f"{seconds:.2f} s{_spread(passes)}"),
             ("requests/s", f"{num_prompts / seconds:.2f}"),
             ("tokens/s", f"{num_tokens / seconds:.1f} in all, {num_prompts * output_len / seconds:.1f} output"),
+            ("share of the limit", f"{floor.total_s / seconds:.0%} of {limits}"),
         ],
         results,
         json_file,
@@ -152,6 +165,8 @@ def latency(
     times = [one.seconds for one in passes]
     firsts = [first for one in passes for first in one.first_token_s]
     token_ms = [1e3 * (one.seconds - max(one.first_token_s)) / max(output_len - 1, 1) for one in passes]
+    limits, floor = load.limits()
+    decode_share = 1e3 * floor.decode_s / max(output_len - 1, 1) / (statistics.median(token_ms) or 1.0)
     results = {
         "model": engine["model"],
         "batch_size": batch_size,
@@ -162,13 +177,18 @@ def latency(
         "percentiles": {str(p): percentile(times, p) for p in PERCENTILES},
         "first_token": {"mean": statistics.fmean(firsts), **{f"p{p}": percentile(firsts, p) for p in PERCENTILES}},
         "ms_per_output_token": statistics.median(token_ms),
+        "limits": {**report(limits, floor, statistics.median(times)), "decode_share": decode_share},
     }
-    _show(
+    show(
         [
             ("batch", f"{batch_size} x ({input_len} + {output_len}) tokens, {num_iters} times"),
             ("latency", _describe(times, "s", 3)),
             ("first token", _describe(firsts, "s", 3)),
             ("per output token", _describe(token_ms, "ms", 2) if output_len > 1 else "-"),
+            (
+                "share of the limit",
+                f"{floor.total_s / statistics.median(times):.0%} of {limits}; per output token {decode_share:.0%}",
+            ),
         ],
         results,
         json_file,
@@ -192,7 +212,7 @@ def startup(
     medians = {phase: statistics.median(run[phase] for run in runs) for phase in (*PHASES, "total")}
     rows = [(PHASES.get(phase, "first token after"), f"{seconds:6.3f} s") for phase, seconds in medians.items()]
     note(f"median of {num_iters}")
-    _show(rows, {"model": engine["model"], "median": medians, "runs": runs}, json_file)
+    show(rows, {"model": engine["model"], "median": medians, "runs": runs}, json_file)
 
 
 def _repeat(load: Workload, num_iters: int, num_iters_warmup: int) -> list[Pass]:
@@ -222,7 +242,7 @@ def _spread(passes: list[Pass]) -> str:
     return f" (median of {len(times)}; {min(times):.2f} to {max(times):.2f})"
 
 
-def _show(rows: list[tuple[str, str]], results: dict[str, Any], json_file: str | None) -> None:
+def show(rows: list[tuple[str, str]], results: dict[str, Any], json_file: str | None) -> None:
     text = json.dumps(results, indent=1)
     if json_file == "-":
         print(text)

@@ -74,7 +74,9 @@ def _os_name() -> str:
 
 
 def _cpu() -> dict[str, Any]:
-    facts = _cpuinfo()
+    from motet.runner.threads import default_threads
+
+    facts, threads = _cpuinfo(), default_threads()
     flags = set((facts.get("flags") or facts.get("Features") or "").split())
     return {
         "model": facts.get("model name") or platform.machine(),
@@ -82,7 +84,8 @@ def _cpu() -> dict[str, Any]:
         "flags": [flag for flag in CPU_FLAGS if flag in flags],
         "cores": os.cpu_count(),
         "usable_cores": len(os.sched_getaffinity(0)),
-        "cgroup_quota_cores": cgroup_quota(),
+        "cgroup_quota_cores": threads.quota,
+        "threads": str(threads),
     }
 
 
@@ -94,20 +97,6 @@ def _cpuinfo() -> dict[str, str]:
         return {}
     pairs = (line.partition(":") for line in text.split("\n\n")[0].splitlines())
     return {name.strip(): value.strip() for name, _, value in pairs}
-
-
-def cgroup_quota(root: Path = Path("/sys/fs/cgroup")) -> float | None:
-    """Cores' worth of time that the process's cgroup (version 1 or 2) may use, None without a limit."""
-    for quota, period in (("cpu.max", None), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):
-        try:
-            words = (root / quota).read_text().split()
-            words += (root / period).read_text().split() if period else []
-            micros, per = (int(word) for word in words)
-        except (OSError, ValueError):  # another version, or "max"
-            continue
-        if micros > 0:
-            return micros / per
-    return None
 
 
 def _kernels() -> dict[str, Any]:

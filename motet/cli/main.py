@@ -13,6 +13,7 @@ import typer
 
 from motet import __version__
 from motet.cli.bench import bench_app
+from motet.cli.bench_step import step as _step  # noqa: F401  registers itself
 from motet.cli.chat import chat
 from motet.cli.env import env
 from motet.cli.generate import generate

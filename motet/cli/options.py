@@ -33,7 +33,7 @@ ENGINE_HELP = {
     "scheduling_policy": "fcfs (first come, first served) or priority.",
     "async_scheduling": "Plan a step while the one before runs.",
     "device": "auto or cpu.",
-    "threads": "Threads for computing. Default: one per core that the process may use.",
+    "threads": "Threads for computing. Default: physical cores that the process may use, within its cgroup's quota.",
     "enforce_eager": "Call the model op by op in every step, instead of replaying a recorded program.",
 }
 

@@ -58,7 +58,7 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str
-    threads: int | None  # None: as many as the process has CPUs
+    threads: int | None  # None: physical cores, within affinity and quota
     enforce_eager: bool  # op by op, in place of a recorded program
 
 

@@ -36,6 +36,9 @@ class Engine:
         self.config = config
         self.checkpoint = checkpoint
         self.capacity = plan.capacity
+        self.groups = plan.groups
+        self.dtype = plan.loaded.dtype
+        self.weight_sizes = plan.loaded.sizes
         self.facts = ModelFacts(
             vocab_size=plan.loaded.vocab_size,
             max_model_len=max_model_len,

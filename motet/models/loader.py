@@ -19,12 +19,56 @@ from motet.ops.backend import ReferenceOps
 
 
 @dataclass(frozen=True)
+class WeightSizes:
+    """How much of the weights a token meets.
+
+    num_values, num_bytes: of all layers, experts aside from those that a token passes by in the former
+    num_head_values, num_head_bytes: of the head, which only rows that get a token are multiplied with
+    num_expert_bytes: the part of num_bytes that belongs to experts, of whom a token sees the share `expert_share`
+    """
+
+    num_values: int
+    num_bytes: int
+    num_head_values: int
+    num_head_bytes: int
+    num_expert_bytes: int
+    expert_share: float
+    bytes_per_value: float  # of all weights
+
+    def bytes_read(self, num_tokens: float) -> float:
+        """By a step of `num_tokens`, with experts that are chosen evenly."""
+        num_missed = self.num_expert_bytes * (1 - self.expert_share) ** num_tokens
+        return self.num_bytes + self.num_head_bytes - num_missed
+
+
+def weight_sizes(sizes: dict[str, tuple[int, int]], config: dict[str, Any]) -> WeightSizes:
+    """From the (values, bytes) of each tensor. An embedding that is not the head as well is only looked up."""
+    table = int(config["vocab_size"]) * int(config.get("hidden_size") or config.get("n_embd") or 0)
+    head = next((size for size in sizes.values() if size[0] == table), (0, 0))
+    experts = [size for name, size in sizes.items() if ".experts." in name]
+    others = [size for name, size in sizes.items() if size[0] != table and ".experts." not in name]
+    num_experts = int(config.get("num_experts") or config.get("num_local_experts") or 1)
+    share = int(config.get("num_experts_per_tok") or 1) / num_experts if experts else 1.0
+    expert_values, expert_bytes = (sum(size[i] for size in experts) for i in (0, 1))
+    return WeightSizes(
+        num_values=sum(size[0] for size in others) + int(expert_values * share),
+        num_bytes=sum(size[1] for size in others) + expert_bytes,
+        num_head_values=head[0],
+        num_head_bytes=head[1],
+        num_expert_bytes=expert_bytes,
+        expert_share=share,
+        bytes_per_value=sum(size[1] for size in sizes.values()) / max(1, sum(size[0] for size in sizes.values())),
+    )
+
+
+@dataclass(frozen=True)
 class LoadedModel:
     model: Model
     states: dict[str, StateSpec]
     dtype: str
     vocab_size: int
     num_weight_bytes: int
+    sizes: WeightSizes
 
 
 def resolve_dtype(config: ModelConfig, checkpoint: Checkpoint) -> str:
@@ -87,4 +131,11 @@ def load_model(
     ctx = BuildContext(weights, ops, attention, getattr(torch, dtype), kv_dtype, max_model_len, scheme)
     model = factory(ctx, checkpoint.config)
     weights.finish(model.ignored_tensors)
-    return LoadedModel(model, dict(ctx.states), dtype, int(checkpoint.config["vocab_size"]), weights.num_bytes)
+    return LoadedModel(
+        model,
+        dict(ctx.states),
+        dtype,
+        int(checkpoint.config["vocab_size"]),
+        weights.num_bytes,
+        weight_sizes(weights.sizes, checkpoint.config),
+    )

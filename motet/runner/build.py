@@ -31,6 +31,7 @@ from motet.runner.memory import (
     plan_capacity,
 )
 from motet.runner.runner import Runner
+from motet.runner.threads import default_threads
 from motet.sampling.sampler import Sampler
 from motet.tensors.states import StateStore
 
@@ -68,8 +69,8 @@ def choose_backends() -> tuple[ReferenceOps, AttentionBackend]:
 
 
 def set_threads(wanted: int | None) -> None:
-    """Use `wanted` threads, or all that the process may run on."""
-    torch.set_num_threads(wanted or len(os.sched_getaffinity(0)))
+    """Use `wanted` threads, or as many as `default_threads` finds right for this machine and process."""
+    torch.set_num_threads(wanted or default_threads().num_threads)
 
 
 def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int) -> RunnerPlan:

@@ -27,6 +27,9 @@ def test_throughput(motet: RunCommand, model: tuple[str, ...], tmp_path: Path) -
     assert results["requests_per_second"] == pytest.approx(5 / results["elapsed_time"])
     assert results["output_tokens_per_second"] == pytest.approx(20 / results["elapsed_time"])
     assert f"{results['tokens_per_second']:.1f} in all" in done.out
+    assert results["limits"]["share"] == pytest.approx(results["limits"]["floor_s"] / results["elapsed_time"])
+    assert "GB/s" in done.out
+    assert results["limits"]["precision"] == "float32"
 
 
 def test_latency(motet: RunCommand, model: tuple[str, ...]) -> None:
@@ -68,3 +71,13 @@ def test_one_output_token(motet: RunCommand, model: tuple[str, ...]) -> None:
 @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=20), st.floats(0, 100))
 def test_percentile_is_numpys(values: list[float], percent: float) -> None:
     assert percentile(values, percent) == pytest.approx(np.percentile(values, percent))
+
+
+def test_step_names_every_part(motet: RunCommand, model: tuple[str, ...]) -> None:
+    words = ("--batch-size", "3", "--input-len", "7", "--num-iters", "4", "--json", "-")
+    done = motet("bench", "step", *model, *words)
+    assert done.status == 0, done.err
+    results = json.loads(done.out)
+    assert list(results["us"]) == ["schedule", "gather", "run", "sample", "commit"]
+    assert min(results["us"].values()) > 0
+    assert results["step"] < 1e7

@@ -73,6 +73,16 @@ def answers(outputs: Sequence[RequestOutput]) -> list[list[int]]:
     return [output.outputs[0].token_ids for output in outputs]
 
 
+def answer_bits(output: RequestOutput) -> Any:
+    """Tokens, and the value of every reported logprob, of the prompt too."""
+    answer = only(output)
+    return answer.token_ids, _logprob_bits(answer.logprobs), _logprob_bits(output.prompt_logprobs)
+
+
+def _logprob_bits(steps: Any) -> Any:
+    return steps and [step and [(token_id, entry.logprob) for token_id, entry in step.items()] for step in steps]
+
+
 def alone(engine: Engine, prompts: Sequence[Any], params: SamplingParams | Sequence[SamplingParams]) -> list[list[int]]:
     """Each prompt by itself, on a cold cache."""
     each = [params] * len(prompts) if isinstance(params, SamplingParams) else list(params)

@@ -12,7 +12,7 @@ from motet.core.outputs import RequestOutput
 from motet.core.params import SamplingParams
 from motet.ops import cpu
 from tests.checkpoints import CONFIGS, save_model
-from tests.engine.driver import generate, make_engine, random_prompts
+from tests.engine.driver import answer_bits, generate, make_engine, random_prompts
 from tests.models.gguf_files import write_gguf
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason="the bits are the kernels' promise")
@@ -25,12 +25,7 @@ PARAMS = [
 
 
 def bits(outputs: Sequence[RequestOutput]) -> list[Any]:
-    """Tokens, and the value of every reported logprob."""
-    return [
-        [(output.outputs[0].token_ids, [(i, entry.logprob) for i, entry in step.items()]) for step in logprobs]
-        for output in outputs
-        if (logprobs := output.outputs[0].logprobs) is not None
-    ]
+    return [answer_bits(output) for output in outputs]
 
 
 def alone_bits(model: Path, prompts: Sequence[list[int]], **options: Any) -> list[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 
 from motet.core.errors import CapacityError, ConfigError
 from motet.runner import build
+from motet.runner.threads import ThreadCount
 from tests.engine.driver import alone, answers, generate, greedy, make_engine, oracle_greedy, random_prompts
 from tests.models.gguf_files import write_gguf
 
@@ -99,12 +99,13 @@ def test_ops_can_be_chosen_and_a_wrong_choice_is_refused(monkeypatch: pytest.Mon
         build.choose_backends()
 
 
-def test_threads_follow_the_option() -> None:
+def test_threads_follow_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "default_threads", lambda: ThreadCount(8, 8, 3.5))
     before = torch.get_num_threads()
     try:
         build.set_threads(1)
         assert torch.get_num_threads() == 1
         build.set_threads(None)
-        assert torch.get_num_threads() == len(os.sched_getaffinity(0))
+        assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
