@@ -138,6 +138,7 @@ class ShapeSource:
     def __init__(self, source: WeightSource) -> None:
         self.where = source.where
         self.kind = source.kind
+        self.release = source.release
         self.num_parameters = 0
         self._names = set(source.names())
 

@@ -202,6 +202,11 @@ class GGUFFile:
         info = self.tensors[name]
         return dequantize(self.raw(name), info.type, dtype).view(info.shape)
 
+    def release(self) -> None:
+        """Give the memory back that the file's pages take; they are read again when they are needed."""
+        for buffer in set(self._maps.values()):
+            buffer.madvise(mmap.MADV_DONTNEED)
+
     @property
     def num_bytes(self) -> int:
         return sum(info.num_bytes for info in self.tensors.values())

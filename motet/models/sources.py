@@ -28,14 +28,14 @@ class SafetensorsSource(WeightSource):
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
-        self._files: dict[str, Any] = {}
-        paths: dict[str, Path] = {}
+        self._paths: dict[str, Path] = {}
+        self._files: dict[Path, Any] = {}  # those that are open
         for path in self._shards(folder):
-            file = self._open(path)
-            for name in list(file.keys()):
-                if name in paths:
-                    raise LoadError(f"tensor {name!r} is in both {str(paths[name])!r} and {path.name!r}; remove one")
-                paths[name], self._files[name] = path, file
+            for name in list(self._open(path).keys()):
+                if name in self._paths:
+                    first = str(self._paths[name])
+                    raise LoadError(f"tensor {name!r} is in both {first!r} and {path.name!r}; remove one")
+                self._paths[name] = path
 
     @staticmethod
     def _open(path: Path) -> Any:
@@ -63,14 +63,21 @@ class SafetensorsSource(WeightSource):
         raise LoadError(f"{str(folder)!r} has no *.safetensors file")
 
     def names(self) -> Iterable[str]:
-        return self._files
+        return self._paths
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        tensor: Tensor = self._files[name].get_tensor(name)
+        path = self._paths[name]
+        if path not in self._files:
+            self._files[path] = self._open(path)
+        tensor: Tensor = self._files[path].get_tensor(name)
         if tensor.dtype not in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise UnsupportedError(f"tensor {name!r} in {self.where!r} is quantised ({kind}), which is not supported")
-        return tensor.to(dtype)
+        # Vectors are kept as they are, and one that lay in a file would keep the whole file in memory.
+        return tensor.to(dtype, copy=tensor.dim() == 1)
+
+    def release(self) -> None:
+        self._files.clear()  # a file's memory lives as long as a tensor that lies in it
 
 
 class GGUFSource(WeightSource):
@@ -108,6 +115,9 @@ class GGUFSource(WeightSource):
             return self._restore(name, self._file.tensor(info.name, PLAIN[info.type]))
         blocks = self._file.raw(info.name).view(info.shape[0], -1)
         return self._restore(name, QuantizedMatrix(info.type, blocks, info.shape[1]))
+
+    def release(self) -> None:
+        self._file.release()
 
 
 class DummySource(WeightSource):

@@ -21,6 +21,8 @@ from motet.core.state import Paged
 from motet.ops.backend import ReferenceOps
 from motet.ops.quantized import Matrix, scheme_bytes
 
+RELEASE_BYTES = 32 << 20  # taken between two releases: about what loading holds beside the packed weights
+
 S = TypeVar("S", bound=tuple[int, ...])
 T = TypeVar("T", bound=Matrix)
 
@@ -44,6 +46,10 @@ class WeightSource(Protocol):
         blocks of it, or floats in place of `dtype`."""
         return self.get(name, shape, dtype)
 
+    def release(self) -> None:
+        """Give back memory that only mirrors files. What was got stays valid."""
+        return
+
 
 class Weights:
     """A source that remembers what was taken."""
@@ -52,6 +58,7 @@ class Weights:
         self.source = source
         self._names = set(source.names())
         self._taken: set[str] = set()
+        self._num_unreleased = 0
         self.sizes: dict[str, tuple[int, int]] = {}  # of each tensor taken so far, its values and the bytes they take
 
     @property
@@ -68,6 +75,8 @@ class Weights:
         return self._take(self.source.matrix, name, shape, dtype)
 
     def _take(self, get: Callable[[str, S, torch.dtype], T], name: str, shape: S, dtype: torch.dtype) -> T:
+        if self._num_unreleased > RELEASE_BYTES:
+            self._release()
         try:
             tensor = get(name, shape, dtype)
         except KeyError:
@@ -82,10 +91,16 @@ class Weights:
             )
         self._taken.add(name)
         self.sizes[name] = (math.prod(shape), tensor.nbytes)
+        self._num_unreleased += tensor.nbytes
         return tensor
 
+    def _release(self) -> None:
+        self.source.release()
+        self._num_unreleased = 0
+
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Raise LoadError when tensors are left over that match none of the patterns `ignored`."""
+        """All is taken. Raise LoadError when tensors are left over that match none of the patterns `ignored`."""
+        self._release()
         patterns = tuple(ignored)
         extra = sorted(
             name for name in self._names - self._taken if not any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -121,6 +121,15 @@ def test_two_parts(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
         GGUFFile(second)
 
 
+def test_released_memory_is_read_again(llama: Path) -> None:
+    file, other = GGUFFile(llama), GGUFFile(llama)
+    views = {name: file.raw(name) for name in file.tensors}
+    copies = {name: view.clone() for name, view in views.items()}
+    file.release()
+    assert all(torch.equal(views[name], copies[name]) for name in views)
+    assert all(torch.equal(file.raw(name), other.raw(name)) for name in views)
+
+
 def test_every_cut_is_noticed(llama: Path, tmp_path: Path) -> None:
     whole = llama.read_bytes()
     header = min(info.offset for info in GGUFFile(llama).tensors.values())

@@ -16,7 +16,7 @@ from motet.core.config import EngineArgs
 from motet.core.errors import ConfigError, LoadError, MotetError, UnsupportedError
 from motet.models.checkpoint import METHOD_FILES, Checkpoint, locate, open_checkpoint
 from motet.models.loader import resolve_dtype, resolve_max_model_len
-from motet.models.sources import INDEX
+from motet.models.sources import INDEX, SafetensorsSource
 from tests.checkpoints import save_model
 from tests.conftest import TinyCheckpoints
 from tests.models.forward import load, run_logits
@@ -75,6 +75,18 @@ def test_shards_without_an_index(folder: Path) -> None:
     shard(folder)
     (folder / INDEX).unlink()
     assert torch.equal(logits(folder), expected)
+
+
+def test_released_files_are_opened_again(folder: Path) -> None:
+    expected = load_file(folder / WEIGHTS)
+    shard(folder)
+    source = SafetensorsSource(folder)
+    found = {}
+    for name, tensor in expected.items():
+        found[name] = source.get(name, tuple(tensor.shape), torch.float32)
+        source.release()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_a_tensor_in_two_shards(folder: Path) -> None:
