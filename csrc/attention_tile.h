@@ -31,15 +31,34 @@ inline int64_t round_up(int64_t value, int64_t step) { return (value + step - 1)
 
 // ---- The one inner loop -------------------------------------------------------------------------------------------
 
+// Elements are floats, or words of two neighbours in bfloat16, the first in the low half.
 struct Matrix {
     const float* data;
     int64_t stride;
 };
 
+#if defined(__AVX512BF16__)
+
+constexpr bool kHasPairs = true;
+
+// Per lane, a's two numbers times b's two, added to the sum. (What is subnormal counts as zero.)
+MOTET_INLINE f32x16 dot_pairs(const f32x16& a, const f32x16& b, f32x16 sum) {
+    sum.part[0] = _mm512_dpbf16_ps(sum.part[0], bit_cast<__m512bh>(a.part[0]), bit_cast<__m512bh>(b.part[0]));
+    return sum;
+}
+
+#else
+
+constexpr bool kHasPairs = false;
+
+MOTET_INLINE f32x16 dot_pairs(const f32x16&, const f32x16&, const f32x16& sum) { return sum; }
+
+#endif
+
 // out[r] = out[r] * factors[r] + sum over k in [begin, end) of a[r][k] * b[k], in order of k; without factors, out[r]
-// starts at 0.
+// starts at 0. of_pairs: what the elements are.
 // Unrolled by pragma, or GCC leaves some of the sums in memory.
-template <int64_t kRows, int64_t kVectors>
+template <bool of_pairs, int64_t kRows, int64_t kVectors>
 void accumulate_block(float* out, int64_t out_stride, const float* factors, Matrix a, Matrix b, int64_t begin,
                       int64_t end) {
     f32x16 sums[kRows][kVectors];
@@ -58,7 +77,9 @@ void accumulate_block(float* out, int64_t out_stride, const float* factors, Matr
         for (int64_t r = 0; r < kRows; ++r) {
             const f32x16 left = broadcast(a.data[r * a.stride + k]);
 #pragma GCC unroll 8
-            for (int64_t v = 0; v < kVectors; ++v) sums[r][v] = fma(left, right[v], sums[r][v]);
+            for (int64_t v = 0; v < kVectors; ++v) {
+                sums[r][v] = of_pairs ? dot_pairs(left, right[v], sums[r][v]) : fma(left, right[v], sums[r][v]);
+            }
         }
     }
 #pragma GCC unroll 8
@@ -68,23 +89,32 @@ void accumulate_block(float* out, int64_t out_stride, const float* factors, Matr
     }
 }
 
-template <int64_t kRows>
-void accumulate(int64_t num_rows, int64_t num_vectors, float* out, int64_t out_stride, const float* factors, Matrix a,
+template <bool of_pairs, int64_t kRows>
+void accumulate_rows(int64_t num_rows, int64_t num_vectors, float* out, int64_t out_stride, const float* factors, Matrix a,
                 Matrix b, int64_t begin, int64_t end) {
     if constexpr (kRows > 1) {
         if (num_rows < kRows) {
-            return accumulate<kRows - 1>(num_rows, num_vectors, out, out_stride, factors, a, b, begin, end);
+            return accumulate_rows<of_pairs, kRows - 1>(num_rows, num_vectors, out, out_stride, factors, a, b, begin, end);
         }
     }
     int64_t v = 0;
     for (; v + kBlockVectors <= num_vectors; v += kBlockVectors) {
         const Matrix right = {b.data + v * kLanes, b.stride};
-        accumulate_block<kRows, kBlockVectors>(out + v * kLanes, out_stride, factors, a, right, begin, end);
+        accumulate_block<of_pairs, kRows, kBlockVectors>(out + v * kLanes, out_stride, factors, a, right, begin, end);
     }
     for (; v < num_vectors; ++v) {
         const Matrix right = {b.data + v * kLanes, b.stride};
-        accumulate_block<kRows, 1>(out + v * kLanes, out_stride, factors, a, right, begin, end);
+        accumulate_block<of_pairs, kRows, 1>(out + v * kLanes, out_stride, factors, a, right, begin, end);
     }
+}
+
+// Of up to kBlockRows rows.
+void accumulate(bool of_pairs, int64_t num_rows, int64_t num_vectors, float* out, int64_t out_stride,
+                const float* factors, Matrix a, Matrix b, int64_t begin, int64_t end) {
+    if (kHasPairs && of_pairs) {
+        return accumulate_rows<kHasPairs, kBlockRows>(num_rows, num_vectors, out, out_stride, factors, a, b, begin, end);
+    }
+    return accumulate_rows<false, kBlockRows>(num_rows, num_vectors, out, out_stride, factors, a, b, begin, end);
 }
 
 // ---- Loads: cache to float ----------------------------------------------------------------------------------------
@@ -139,6 +169,38 @@ void load_keys(float* out, const T* const* keys, int64_t head_size) {
             transpose_keys(block, [&](int64_t column, f32_part floats) {
                 if (column < rest) std::memcpy(out + (d + column) * kGroup + first, &floats, sizeof(floats));
             });
+        }
+    }
+}
+
+// The same to words of two dimensions, [head_size / 2 rounded up, kGroup].
+void load_keys_as_pairs(float* out, const bf16* const* keys, int64_t head_size) {
+    for (int64_t d = 0; d < head_size; d += 2 * kLanes) {
+        const int64_t rest = smaller(2 * kLanes, head_size - d);
+        for (int64_t first = 0; first < kGroup; first += kWidth) {
+            f32x16 words[kWidth] = {};
+            for (int64_t i = 0; i < kWidth; ++i) {
+                if (keys[first + i]) std::memcpy(&words[i], keys[first + i] + d, size_t(rest) * sizeof(bf16));
+            }
+            transpose_keys(words, [&](int64_t column, f32_part word) {
+                if (2 * column < rest) std::memcpy(out + (d / 2 + column) * kGroup + first, &word, sizeof(word));
+            });
+        }
+    }
+}
+
+// Two values, null where there is none, to words, [head_size].
+void load_value_pair(float* out, const bf16* even, const bf16* odd, int64_t head_size) {
+    for (int64_t d = 0; d < head_size; d += kLanes) {
+        const int64_t rest = smaller(kLanes, head_size - d);
+        const auto widened = [&](const bf16* value) {  // its bits in the upper halves
+            if (!value) return f32x16{};
+            return rest == kLanes ? load(value + d) : load_first(value + d, rest);
+        };
+        const f32x16 low = widened(even), high = widened(odd);
+        for (int64_t i = 0; i < kParts; ++i) {
+            const u32_part words = bit_cast<u32_part>(low.part[i]) >> 16 | bit_cast<u32_part>(high.part[i]);
+            std::memcpy(out + d + i * kWidth, &words, sizeof(words));
         }
     }
 }
@@ -230,13 +292,15 @@ public:
     TileWalk(const PagedAttentionArgs& args, const Tile& tile, const Scratch& scratch)
         : args_(args), tile_(tile), scratch_(scratch), num_rows_(tile.num_rows()),
           stride_(round_up(args.head_size, kLanes)), position_(args.rows[tile.row] + tile.first_query),
-          token_(args.rows[2 * args.num_rows + tile.row] + tile.first_query) {}
+          token_(args.rows[2 * args.num_rows + tile.row] + tile.first_query),
+          of_pairs_(kHasPairs && args.dtype == DType::bf16 && args.cache_dtype == DType::bf16) {}
 
     // Positions of the keys that some query of the tile sees.
     int64_t first_key() const { return first_visible(position_); }
     int64_t end_key() const { return position_ + tile_.num_queries; }
 
     void load_queries() {
+        if (of_pairs_) return copy_queries();
         switch (args_.dtype) {
             case DType::f32: return load_queries_as<float>();
             case DType::bf16: return load_queries_as<bf16>();
@@ -285,6 +349,17 @@ private:
         }
     }
 
+    void copy_queries() {
+        const bf16* q = static_cast<const bf16*>(args_.q);
+        for (int64_t r = 0; r < num_rows_; ++r) {
+            const int64_t token = token_ + r / tile_.num_heads, head = tile_.first_head + r % tile_.num_heads;
+            float* row = scratch_.queries + r * stride_;
+            row[args_.head_size / 2] = 0.0f;  // a last dimension without a neighbour
+            std::memcpy(row, q + token * args_.q_strides.token + head * args_.q_strides.head,
+                        size_t(args_.head_size) * sizeof(bf16));
+        }
+    }
+
     void find_visible(int64_t start) {
         for (int64_t r = 0; r < num_rows_; ++r) {
             const int64_t position = position_ + r / tile_.num_heads;
@@ -327,6 +402,7 @@ private:
     }
 
     void load_group(int64_t start, int64_t first, int64_t end) {
+        if (of_pairs_) return load_group_as_pairs(start, first, end);
         switch (args_.cache_dtype) {
             case DType::f32: return load_group_as<float>(start, first, end);
             case DType::bf16: return load_group_as<bf16>(start, first, end);
@@ -347,6 +423,23 @@ private:
         load_keys(scratch_.keys, keys, args_.head_size);
     }
 
+    // Values go in pairs of an even position and the next one.
+    void load_group_as_pairs(int64_t start, int64_t first, int64_t end) {
+        const bf16* k_cache = static_cast<const bf16*>(args_.k_cache);
+        const bf16* v_cache = static_cast<const bf16*>(args_.v_cache);
+        const bf16* keys[kGroup] = {};
+        const bf16* values[kGroup] = {};
+        for_each_key(first, end, [&](int64_t position, int64_t place) {
+            keys[position - start] = k_cache + place;
+            values[position - start] = v_cache + place;
+        });
+        for (int64_t i = 0; i < kGroup; i += 2) {
+            if (!values[i] && !values[i + 1]) continue;
+            load_value_pair(scratch_.values + i / 2 * stride_, values[i], values[i + 1], args_.head_size);
+        }
+        load_keys_as_pairs(scratch_.keys, keys, args_.head_size);
+    }
+
     // q k' of the group's vectors [first, end).
     void score(int64_t first, int64_t end) {
         for (int64_t r = 0; r < num_rows_; r += kBlockRows) {
@@ -356,9 +449,10 @@ private:
                 for (int64_t i = 1; i + 1 < num_rows; ++i) is_seen |= sees(r + i);
                 if (!is_seen) continue;
             }
-            accumulate<kBlockRows>(num_rows, end - first, scores_[r] + first * kLanes, kGroup, nullptr,
-                                   {scratch_.queries + r * stride_, stride_}, {scratch_.keys + first * kLanes, kGroup},
-                                   0, args_.head_size);
+            const int64_t num_steps = of_pairs_ ? (args_.head_size + 1) / 2 : args_.head_size;
+            accumulate(of_pairs_, num_rows, end - first, scores_[r] + first * kLanes, kGroup, nullptr,
+                       {scratch_.queries + r * stride_, stride_}, {scratch_.keys + first * kLanes, kGroup}, 0,
+                       num_steps);
         }
     }
 
@@ -394,7 +488,15 @@ private:
                 sum = sum + weights;
             }
             store(sum_lanes_[r], fma(load(sum_lanes_[r]), broadcast(factors_[r]), sum));
+            if (of_pairs_) round_weights(scores_[r]);
         }
+    }
+
+    // To bfloat16, so that neighbours share a word.
+    static void round_weights(float* weights) {
+        bf16 rounded[kGroup];
+        convert(rounded, weights, kGroup);
+        std::memcpy(weights, rounded, sizeof(rounded));
     }
 
     f32x16 final_scores(f32x16 scores, int64_t r, int64_t first_position) const {
@@ -417,8 +519,11 @@ private:
                 ++run;
             }
             if (sees(r)) {
-                accumulate<kBlockRows>(run, stride_ / kLanes, out.values + r * stride_, stride_, factors_ + r,
-                                       {scores_[r], kGroup}, {scratch_.values, stride_}, first_[r], last_[r]);
+                // The other key of a pair has weight 0 where the row does not see it.
+                const int64_t begin = of_pairs_ ? first_[r] / 2 : first_[r];
+                const int64_t end = of_pairs_ ? (last_[r] + 1) / 2 : last_[r];
+                accumulate(of_pairs_, run, stride_ / kLanes, out.values + r * stride_, stride_, factors_ + r,
+                           {scores_[r], kGroup}, {scratch_.values, stride_}, begin, end);
             }
             r += run;
         }
@@ -450,6 +555,7 @@ private:
     const int64_t stride_;
     const int64_t position_;  // of the first query
     const int64_t token_;     // its index in q
+    const bool of_pairs_;     // products of bfloat16, in the cache's and the queries' own precision
     int64_t first_[kMaxRows];  // the row sees keys [first, last) of the group
     int64_t last_[kMaxRows];
     alignas(64) float scores_[kMaxRows][kGroup];

@@ -310,6 +310,13 @@ NB_MODULE(_kernels, m) {
             return self.program.place_of(reference, counts, apart);
         })
         .def(
+            "time_nodes",
+            [](Recorder& self, Counts counts, std::vector<uint64_t> inputs, uintptr_t arena, int num_threads) {
+                return self.program.time_nodes({std::move(counts), std::move(inputs), motet::pointer<char>(arena),
+                                                num_threads, false, false});
+            },
+            no_gil)
+        .def(
             "replay",
             [](Recorder& self, Counts counts, std::vector<uint64_t> inputs, uintptr_t arena, int num_threads,
                bool apart, bool poisons) {

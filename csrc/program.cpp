@@ -1,6 +1,7 @@
 #include "program.h"
 
 #include <algorithm>
+#include <chrono>
 
 #if defined(_OPENMP)
 #include <omp.h>
@@ -114,25 +115,27 @@ int64_t Program::place_of(uint64_t reference, const std::vector<int64_t>& counts
     return region_starts(counts, apart)[size_t(symbol)] + buffer.place[apart] * counts[size_t(symbol)];
 }
 
-void Program::replay(const Step& step) {
-    constexpr int kPoison = 0xff;
-    struct Context {
-        const Step* step;
-        const std::vector<Buffer>* buffers;
-        std::vector<uint64_t> addresses;
-        const Program* program;
-    } context{&step, &buffers_, {}, this};
+std::vector<uint64_t> Program::addresses(const Step& step) const {
     const std::vector<int64_t> starts = region_starts(step.counts, step.apart);
-    if (step.poisons) std::memset(step.arena, kPoison, size_t(starts.back()));
+    std::vector<uint64_t> found;
     for (const Buffer& buffer : buffers_) {
         if (buffer.input >= 0) {
-            context.addresses.push_back(step.inputs[size_t(buffer.input)]);
+            found.push_back(step.inputs[size_t(buffer.input)]);
         } else {
             const size_t symbol = size_t(symbol_of(buffer.num_rows));
             const int64_t place = starts[symbol] + buffer.place[step.apart] * step.counts[symbol];
-            context.addresses.push_back(reinterpret_cast<uint64_t>(step.arena + place));
+            found.push_back(reinterpret_cast<uint64_t>(step.arena + place));
         }
     }
+    return found;
+}
+
+// Fills addresses and counts in.
+void Program::resolve(const Step& step) {
+    struct Context {
+        const Step* step;
+        std::vector<uint64_t> addresses;
+    } context{&step, addresses(step)};
     for (size_t i = 0; i < nodes_.size(); ++i) {
         std::memcpy(resolved_[i].args, nodes_[i].args, sizeof(nodes_[i].args));
         resolved_[i].visit(
@@ -145,21 +148,47 @@ void Program::replay(const Step& step) {
                 if (is_symbol(*count)) *count = static_cast<Context*>(at)->step->counts[size_t(symbol_of(*count))];
             });
     }
+}
+
+void Program::replay(const Step& step) {
+    resolve(step);
+    if (!step.poisons) return run_nodes(resolved_.data(), num_nodes(), step.num_threads, nullptr, nullptr);
+
+    constexpr int kPoison = 0xff;
+    struct Context {
+        const Program* program;
+        const Step* step;
+        std::vector<uint64_t> addresses;
+    } context{this, &step, addresses(step)};
     const auto poison_dead = [](void* at, int64_t node) {
         const Context& c = *static_cast<Context*>(at);
-        for (size_t i = 0; i < c.buffers->size(); ++i) {
-            const Buffer& buffer = (*c.buffers)[i];
+        for (size_t i = 0; i < c.addresses.size(); ++i) {
+            const Buffer& buffer = c.program->buffers_[i];
             if (buffer.input < 0 && buffer.last == node && !c.step->apart) {
                 std::memset(reinterpret_cast<void*>(c.addresses[i]), kPoison,
                             size_t(c.program->num_bytes(buffer, c.step->counts)));
             }
         }
     };
-    if (step.poisons) {
-        run_nodes(resolved_.data(), num_nodes(), step.num_threads, poison_dead, &context);
-    } else {
-        run_nodes(resolved_.data(), num_nodes(), step.num_threads, nullptr, nullptr);
-    }
+    std::memset(step.arena, kPoison, size_t(num_arena_bytes(step.counts, step.apart)));
+    run_nodes(resolved_.data(), num_nodes(), step.num_threads, poison_dead, &context);
+}
+
+std::vector<double> Program::time_nodes(const Step& step) {
+    using Clock = std::chrono::steady_clock;
+    resolve(step);
+    struct Context {
+        std::vector<double> seconds;
+        Clock::time_point last = Clock::now();
+    } context;
+    const auto note = [](void* at, int64_t) {
+        Context& c = *static_cast<Context*>(at);
+        const Clock::time_point now = Clock::now();
+        c.seconds.push_back(std::chrono::duration<double>(now - c.last).count());
+        c.last = now;
+    };
+    run_nodes(resolved_.data(), num_nodes(), step.num_threads, note, &context);
+    return context.seconds;
 }
 
 }  // namespace motet

@@ -116,12 +116,17 @@ public:
     };
     void replay(const Step& step);
 
+    // A replay that notes the seconds of each node.
+    std::vector<double> time_nodes(const Step& step);
+
     int64_t num_nodes() const { return int64_t(nodes_.size()); }
     const char* node_name(int64_t node) const { return nodes_[size_t(node)].name; }
     // The node that first touches a buffer, -1 if none does.
     int64_t first_use(uint64_t reference) const { return buffers_[size_t(buffer_of(reference))].first; }
 
 private:
+    std::vector<uint64_t> addresses(const Step& step) const;
+    void resolve(const Step& step);
     void lay_out(int64_t symbol, bool apart);
     std::vector<int64_t> region_starts(const std::vector<int64_t>& counts, bool apart) const;
     int64_t num_bytes(const Buffer& buffer, const std::vector<int64_t>& counts) const;

@@ -209,6 +209,8 @@ def test_instruction_sets_do_not_change_a_bit(
 ) -> None:
     outputs = []
     for isa in library.supported_isas():
+        if isa == "avx512_bf16" and dtype is torch.bfloat16:
+            continue  # it multiplies pairs of bfloat16
         monkeypatch.setattr(library, "_loaded", library._kernels.Kernels(isa))
         for head_size in (40, 64):
             setting = replace(extras, head_size=head_size, dtype=dtype, cache_dtype=dtype)

@@ -166,6 +166,16 @@ class Program:
         self._recorder.replay(counts, inputs, self._address, torch.get_num_threads(), apart, poisons)
         return [self.read(buffer, counts, apart) for buffer in self._outputs]
 
+    def time_kernels(self, counts: Sequence[int], inputs: Sequence[int]) -> dict[str, float]:
+        """Run a step; seconds by kernel, the slowest first."""
+        self._reserve(self._recorder.num_arena_bytes(counts, False))
+        times = self._recorder.time_nodes(counts, inputs, self._address, torch.get_num_threads())
+        totals: dict[str, float] = {}
+        for node, seconds in enumerate(times):
+            name = self._recorder.node_name(node)
+            totals[name] = totals.get(name, 0.0) + seconds
+        return dict(sorted(totals.items(), key=lambda item: -item[1]))
+
     def read(self, buffer: Buffer, counts: Sequence[int], apart: bool) -> Tensor:
         """What a buffer holds after a replay; those that are no outputs only after one with `apart`."""
         num_rows = counts[buffer.rows.symbol]
