@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 from collections import Counter
 from collections.abc import Iterable
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
     from motet.models.checkpoint import Checkpoint
     from motet.nn.context import WeightSource
+    from motet.ops.backend import ReferenceOps
+    from motet.ops.quantized import Matrix
 
 
 @with_flags(engine=ENGINE)
@@ -78,7 +81,6 @@ def _weights_and_state(config: EngineConfig, checkpoint: Checkpoint, max_model_l
     from motet.attention.paged import PagedAttention
     from motet.core.state import group_states
     from motet.models.loader import load_model, resolve_dtype
-    from motet.ops.backend import ReferenceOps
     from motet.runner.build import state_budget
     from motet.runner.memory import plan_capacity
 
@@ -86,7 +88,8 @@ def _weights_and_state(config: EngineConfig, checkpoint: Checkpoint, max_model_l
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     shapes = ShapeSource(checkpoint.source)
     bare = replace(checkpoint, source=shapes)
-    loaded = load_model(bare, ReferenceOps(), PagedAttention(), dtype, kv_dtype, max_model_len)
+    scheme = config.model.scheme
+    loaded = load_model(bare, _ops_without_weights(), PagedAttention(), dtype, kv_dtype, max_model_len, scheme)
     groups = group_states(loaded.states, max_model_len)
     budget = state_budget(config, checkpoint, loaded.vocab_size, loaded.num_weight_bytes)
     capacity = plan_capacity(config.cache, config.scheduler, groups, max_model_len, budget)
@@ -94,6 +97,7 @@ def _weights_and_state(config: EngineConfig, checkpoint: Checkpoint, max_model_l
         "weights": {
             "parameters": shapes.num_parameters,
             "dtype": dtype,
+            "quantization": config.model.quantization,
             "bytes": loaded.num_weight_bytes,
             "file_bytes": sum(num_bytes for _, num_bytes in _stored(checkpoint)),
             "file_types": dict(Counter(kind for kind, _ in _stored(checkpoint)).most_common()),
@@ -118,11 +122,23 @@ def _weights_and_state(config: EngineConfig, checkpoint: Checkpoint, max_model_l
     }
 
 
+def _ops_without_weights() -> ReferenceOps:
+    """Ops that keep no weights: the model that is built with them never runs."""
+    from motet.ops.backend import ReferenceOps
+
+    class Ops(ReferenceOps):
+        pack_linear = staticmethod(lambda *parts, scheme=None: None)
+
+    return Ops()
+
+
 class ShapeSource:
     """Stands before a checkpoint's tensors and gives only shapes, so that a model is built without reading one."""
 
     def __init__(self, source: WeightSource) -> None:
         self.where = source.where
+        self.kind = source.kind
+        self.release = source.release
         self.num_parameters = 0
         self._names = set(source.names())
 
@@ -134,9 +150,25 @@ class ShapeSource:
 
         if self._names and name not in self._names:  # a source that invents tensors has no names
             raise KeyError(name)
-        tensor = torch.empty(shape, dtype=dtype, device="meta")
-        self.num_parameters += tensor.numel()
-        return tensor
+        self.num_parameters += math.prod(shape)
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        import torch
+        from gguf.constants import GGML_QUANT_SIZES
+
+        from motet.ops.gguf_types import PLAIN
+        from motet.ops.quantized import QuantizedMatrix
+
+        tensor = self.get(name, shape, dtype)
+        kind = self.kind(name)
+        if kind is None:
+            return tensor
+        if kind in PLAIN:
+            return tensor.to(PLAIN[kind])
+        block_len, block_bytes = GGML_QUANT_SIZES[kind]
+        row_bytes = shape[1] // block_len * block_bytes
+        return QuantizedMatrix(kind, torch.empty(shape[0], row_bytes, dtype=torch.uint8, device="meta"), shape[1])
 
 
 def _stored(checkpoint: Checkpoint) -> list[tuple[str, int]]:

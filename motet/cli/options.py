@@ -15,6 +15,7 @@ ENGINE_HELP = {
     "tokenizer": "Take the tokenizer from this folder, GGUF file or hub id instead of the model's own.",
     "revision": "Branch, tag or commit of a hub model.",
     "dtype": "Of weights and activations: auto (the checkpoint's own), bfloat16, float16 or float32.",
+    "quantization": "int8 or int4: quantise a floating checkpoint at load. gguf: the model must be a GGUF file.",
     "max_model_len": "Longest context: prompt and answer together. Default: what the model was trained for.",
     "hf_overrides": "Replace values of the model's config, as a JSON object.",
     "load_format": "auto, or dummy for random weights.",

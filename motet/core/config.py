@@ -15,6 +15,8 @@ from motet.core.errors import ConfigError, UnsupportedError
 from motet.core.fields import settle_fields
 
 DTYPES = ("auto", "float32", "float16", "bfloat16")
+SCHEMES = ("int8", "int4")  # ways to quantise a floating checkpoint at load
+READABLE = "floating checkpoints, also quantised at load (quantization='int8' or 'int4'), and GGUF files"
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 
 
@@ -23,6 +25,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     tokenizer: str | None
     revision: str | None
     dtype: str
+    quantization: str | None  # "int8" | "int4": quantise at load; "gguf": as the file is, which must be GGUF
     max_model_len: int | None
     hf_overrides: dict[str, Any]
     load_format: str  # "auto" | "dummy"
@@ -30,6 +33,11 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     max_logprobs: int
     generation_config: str  # "auto": the model's own defaults; "vllm": none
+
+    @property
+    def scheme(self) -> str | None:
+        """How floating weights are quantised at load, None: not."""
+        return self.quantization if self.quantization in SCHEMES else None
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,7 +71,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 # vLLM options that Motet knows and does not serve yet, with the values that ask for nothing and are therefore accepted.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "quantization": (None,),
     "speculative_config": (None,),
     "enable_lora": (False, None),
     "max_loras": (1, None),
@@ -98,6 +105,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     tokenizer: str | None = None
     revision: str | None = None
     dtype: str = "auto"
+    quantization: str | None = None
     max_model_len: int | None = None
     hf_overrides: dict[str, Any] | None = None
     load_format: str = "auto"
@@ -147,6 +155,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def __post_init__(self) -> None:
         settle_fields(self, ConfigError)
+        if self.quantization not in (None, *SCHEMES, "gguf"):
+            raise UnsupportedError(f"quantization={self.quantization!r} is not supported; Motet runs {READABLE}")
         dtypes = [*DTYPES, *DTYPE_ALIASES]
         least_one = "at least 1"
         checks: list[tuple[str, bool, str]] = [
@@ -186,6 +196,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 tokenizer=self.tokenizer,
                 revision=self.revision,
                 dtype=DTYPE_ALIASES.get(self.dtype, self.dtype),
+                quantization=self.quantization,
                 max_model_len=self.max_model_len,
                 hf_overrides=self.hf_overrides or {},
                 load_format=self.load_format,

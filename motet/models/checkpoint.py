@@ -8,9 +8,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from motet.core.config import ModelConfig
-from motet.core.errors import LoadError, UnsupportedError
-from motet.models.gguf import GGUFFile, part_number
+from motet.core.config import READABLE, ModelConfig
+from motet.core.errors import ConfigError, LoadError, UnsupportedError
+from motet.models.gguf import GGUFFile, describe_types, part_number
 from motet.models.gguf_maps import config_of, family_of, rename
 from motet.models.registry import PACKAGED, packaged_model
 from motet.models.sources import DummySource, GGUFSource, SafetensorsSource
@@ -18,6 +18,8 @@ from motet.nn.context import WeightSource
 
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.model", "merges.txt", "vocab.txt"]
 HUB_REPEATED = ["*/*", "consolidated*"]  # the same weights in other formats
+# What tools of before `quantization_config` left beside the weights.
+METHOD_FILES = {"quantize_config.json": "gptq", "quant_config.json": "awq", "hf_quant_config.json": "modelopt"}
 
 
 @dataclass(frozen=True)
@@ -101,9 +103,13 @@ def _gguf_in(folder: Path) -> Path:
 
 def _open_folder(folder: Path, config: ModelConfig) -> Checkpoint:
     values = read_json(folder / "config.json")
-    for key in ("quantization_config", "compression_config"):
-        if values.get(key):
-            raise UnsupportedError(f"{str(folder)!r} is quantised, which is not supported: {key}={values[key]}")
+    method = quantization_method(folder, values)
+    if method is not None:
+        raise UnsupportedError(
+            f"{str(folder)!r} is quantised with {method}, which is not supported; Motet runs {READABLE}"
+        )
+    if config.quantization == "gguf":
+        raise ConfigError(f"quantization='gguf' needs a GGUF file, but {str(folder)!r} is a folder of safetensors")
     generation = folder / "generation_config.json"
     return Checkpoint(
         where=str(folder),
@@ -114,8 +120,25 @@ def _open_folder(folder: Path, config: ModelConfig) -> Checkpoint:
     )
 
 
+def quantization_method(folder: Path, config: dict[str, Any]) -> str | None:
+    """How a checkpoint says that its weights are quantised; None where they are not."""
+    for key in ("quantization_config", "compression_config"):
+        values = config.get(key)
+        if isinstance(values, dict) and values:
+            if "quant_method" in values:
+                return str(values["quant_method"])
+            flags = ("load_in_8bit", "load_in_4bit", "_load_in_8bit", "_load_in_4bit")
+            return "bitsandbytes" if any(values.get(flag) for flag in flags) else f"an unknown method ({key}={values})"
+    return next((method for name, method in METHOD_FILES.items() if (folder / name).is_file()), None)
+
+
 def _open_gguf(path: Path, config: ModelConfig) -> Checkpoint:
     file = GGUFFile(path)
+    if config.scheme is not None and file.is_quantized:
+        raise ConfigError(
+            f"quantization={config.scheme!r} quantises floating checkpoints, but {str(path)!r} is already quantised "
+            f"({describe_types(file.types)}); leave the option out"
+        )
     family = family_of(file)
     values = config_of(file, family)
     source: WeightSource = GGUFSource(file, partial(rename, family), partial(family.restore, values))

@@ -19,7 +19,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from motet.core.errors import LoadError, UnsupportedError
-from motet.ops.gguf_types import SUPPORTED, dequantize
+from motet.ops.gguf_types import PLAIN, SUPPORTED, dequantize
 
 MAGIC = b"GGUF"
 STRING, ARRAY = 8, 9
@@ -202,9 +202,18 @@ class GGUFFile:
         info = self.tensors[name]
         return dequantize(self.raw(name), info.type, dtype).view(info.shape)
 
+    def release(self) -> None:
+        """Give the memory back that the file's pages take; they are read again when they are needed."""
+        for buffer in set(self._maps.values()):
+            buffer.madvise(mmap.MADV_DONTNEED)
+
     @property
     def num_bytes(self) -> int:
         return sum(info.num_bytes for info in self.tensors.values())
+
+    @property
+    def is_quantized(self) -> bool:
+        return any(info.type not in PLAIN for info in self.tensors.values())
 
     @property
     def types(self) -> dict[str, int]:
@@ -213,3 +222,8 @@ class GGUFFile:
         for info in self.tensors.values():
             counts[info.type.name] = counts.get(info.type.name, 0) + 1
         return counts
+
+
+def describe_types(types: dict[str, int]) -> str:
+    """For messages, the most frequent first: "210 Q4_1, 61 F32"."""
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(types.items(), key=lambda item: -item[1]))

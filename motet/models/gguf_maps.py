@@ -17,6 +17,7 @@ from motet.core.errors import LoadError, UnsupportedError
 from motet.core.registry import unsupported
 from motet.models.config import FULL, SLIDING
 from motet.models.gguf import GGUFFile
+from motet.ops.quantized import Matrix, select_rows
 
 TOP_NAMES = {
     "token_embd.weight": "model.embed_tokens.weight",
@@ -76,21 +77,22 @@ class Family:
     architecture: str
     layer_names: dict[str, str] = field(default_factory=lambda: LAYER_NAMES)
     extra_config: Callable[[dict[str, Any]], dict[str, Any]] = lambda values: {}
-    restore: Callable[[dict[str, Any], str, Tensor], Tensor] = lambda config, name, tensor: tensor
+    restore: Callable[[dict[str, Any], str, Matrix], Matrix] = lambda config, name, tensor: tensor
 
 
-def _unpermute(config: dict[str, Any], name: str, tensor: Tensor) -> Tensor:
+def _unpermute(config: dict[str, Any], name: str, tensor: Matrix) -> Matrix:
     """GGUF's llama keeps rotary pairs side by side; undo that order of rows in q and k."""
     heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
     for part, num_heads in heads.items():
         if f".{part}." in name:
-            return tensor.view(num_heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+            rows = torch.arange(tensor.shape[0]).view(num_heads, -1, 2)
+            return select_rows(tensor, rows.transpose(1, 2).reshape(-1))
     return tensor
 
 
-def _gemma_norm(config: dict[str, Any], name: str, tensor: Tensor) -> Tensor:
+def _gemma_norm(config: dict[str, Any], name: str, tensor: Matrix) -> Matrix:
     """GGUF stores Gemma's norm weights with the 1 added."""
-    return tensor - 1 if name.endswith("norm.weight") else tensor
+    return tensor - 1 if isinstance(tensor, Tensor) and name.endswith("norm.weight") else tensor
 
 
 def _gemma3_config(values: dict[str, Any]) -> dict[str, Any]:

@@ -120,11 +120,15 @@ def load_model(
     dtype: str,
     kv_dtype: str,
     max_model_len: int,
+    scheme: str | None = None,
 ) -> LoadedModel:
-    """Read every tensor and build the model. Raises LoadError when config and tensors do not fit each other exactly."""
+    """Read every tensor and build the model. Raises LoadError when config and tensors do not fit each other exactly.
+
+    scheme: "int8" or "int4" quantises the weights of linear layers, None leaves them as they are stored
+    """
     factory = ARCHITECTURES.get(checkpoint.architecture)
     weights = Weights(checkpoint.source)
-    ctx = BuildContext(weights, ops, attention, getattr(torch, dtype), kv_dtype, max_model_len)
+    ctx = BuildContext(weights, ops, attention, getattr(torch, dtype), kv_dtype, max_model_len, scheme)
     model = factory(ctx, checkpoint.config)
     weights.finish(model.ignored_tensors)
     return LoadedModel(

@@ -9,29 +9,33 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from gguf.constants import GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from motet.core.errors import LoadError, UnsupportedError
 from motet.models.gguf import GGUFFile
+from motet.nn.context import WeightSource
+from motet.ops.gguf_types import PLAIN
+from motet.ops.quantized import Matrix, QuantizedMatrix
 
 INDEX = "model.safetensors.index.json"
 FLOATS = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
-class SafetensorsSource:
+class SafetensorsSource(WeightSource):
     """All shards of a folder, memory-mapped. Raises LoadError for missing, damaged or contradictory shards."""
 
     def __init__(self, folder: Path) -> None:
         self.where = str(folder)
-        self._files: dict[str, Any] = {}
-        paths: dict[str, Path] = {}
+        self._paths: dict[str, Path] = {}
+        self._files: dict[Path, Any] = {}  # those that are open
         for path in self._shards(folder):
-            file = self._open(path)
-            for name in list(file.keys()):
-                if name in paths:
-                    raise LoadError(f"tensor {name!r} is in both {str(paths[name])!r} and {path.name!r}; remove one")
-                paths[name], self._files[name] = path, file
+            for name in list(self._open(path).keys()):
+                if name in self._paths:
+                    first = str(self._paths[name])
+                    raise LoadError(f"tensor {name!r} is in both {first!r} and {path.name!r}; remove one")
+                self._paths[name] = path
 
     @staticmethod
     def _open(path: Path) -> Any:
@@ -59,25 +63,32 @@ class SafetensorsSource:
         raise LoadError(f"{str(folder)!r} has no *.safetensors file")
 
     def names(self) -> Iterable[str]:
-        return self._files
+        return self._paths
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        tensor: Tensor = self._files[name].get_tensor(name)
+        path = self._paths[name]
+        if path not in self._files:
+            self._files[path] = self._open(path)
+        tensor: Tensor = self._files[path].get_tensor(name)
         if tensor.dtype not in FLOATS:
             kind = str(tensor.dtype).removeprefix("torch.")
             raise UnsupportedError(f"tensor {name!r} in {self.where!r} is quantised ({kind}), which is not supported")
-        return tensor.to(dtype)
+        # Vectors are kept as they are, and one that lay in a file would keep the whole file in memory.
+        return tensor.to(dtype, copy=tensor.dim() == 1)
+
+    def release(self) -> None:
+        self._files.clear()  # a file's memory lives as long as a tensor that lies in it
 
 
-class GGUFSource:
-    """A GGUF file under Hugging Face's names.
+class GGUFSource(WeightSource):
+    """A GGUF file under Hugging Face's names. Its matrices keep their type.
 
     rename: GGUF name -> Hugging Face name, or None for tensors that are no weights
     restore: undoes what conversion to GGUF did to a tensor, given its Hugging Face name
     """
 
     def __init__(
-        self, file: GGUFFile, rename: Callable[[str], str | None], restore: Callable[[str, Tensor], Tensor]
+        self, file: GGUFFile, rename: Callable[[str], str | None], restore: Callable[[str, Matrix], Matrix]
     ) -> None:
         self.where = str(file.path)
         self._file = file
@@ -89,10 +100,27 @@ class GGUFSource:
         return self._names
 
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        return self._restore(name, self._file.tensor(self._names[name], dtype))
+        tensor = self._restore(name, self._file.tensor(self._names[name], dtype))
+        assert isinstance(tensor, Tensor)
+        return tensor
+
+    def kind(self, name: str) -> GGMLQuantizationType | None:
+        return self._file.tensors[self._names[name]].type
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        info = self._file.tensors[self._names[name]]
+        if len(info.shape) != 2:
+            return self.get(name, shape, dtype)
+        if info.type in PLAIN:
+            return self._restore(name, self._file.tensor(info.name, PLAIN[info.type]))
+        blocks = self._file.raw(info.name).view(info.shape[0], -1)
+        return self._restore(name, QuantizedMatrix(info.type, blocks, info.shape[1]))
+
+    def release(self) -> None:
+        self._file.release()
 
 
-class DummySource:
+class DummySource(WeightSource):
     """Random weights (`load_format="dummy"`): the same for the same name, whatever else is asked for."""
 
     where = "load_format='dummy'"

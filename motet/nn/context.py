@@ -6,17 +6,25 @@ extra or misshapen tensor is an error of the block that wanted it, and no second
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
+from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from motet.attention.protocol import AttentionBackend
 from motet.core.errors import LoadError
 from motet.core.state import Paged
 from motet.ops.backend import ReferenceOps
+from motet.ops.quantized import Matrix, scheme_bytes
+
+RELEASE_BYTES = 32 << 20  # taken between two releases: about what loading holds beside the packed weights
+
+S = TypeVar("S", bound=tuple[int, ...])
+T = TypeVar("T", bound=Matrix)
 
 
 class WeightSource(Protocol):
@@ -29,6 +37,19 @@ class WeightSource(Protocol):
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor in `dtype`. `shape` is only a wish (sources that invent tensors need it); raises KeyError."""
 
+    def kind(self, name: str) -> GGMLQuantizationType | None:
+        """The GGUF type that `matrix` keeps; None for floats in the model's dtype."""
+        return None
+
+    def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        """The same for a weight of a linear layer or an embedding, which GGUF files keep in the type that it has there:
+        blocks of it, or floats in place of `dtype`."""
+        return self.get(name, shape, dtype)
+
+    def release(self) -> None:
+        """Give back memory that only mirrors files. What was got stays valid."""
+        return
+
 
 class Weights:
     """A source that remembers what was taken."""
@@ -37,15 +58,27 @@ class Weights:
         self.source = source
         self._names = set(source.names())
         self._taken: set[str] = set()
-        self.num_bytes = 0  # of all tensors taken so far
-        self.sizes: dict[str, tuple[int, int]] = {}  # of each, its values and its bytes
+        self._num_unreleased = 0
+        self.sizes: dict[str, tuple[int, int]] = {}  # of each tensor taken so far, its values and the bytes they take
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(num_bytes for _, num_bytes in self.sizes.values())
 
     def has(self, name: str) -> bool:
         return name in self._names
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        return self._take(self.source.get, name, shape, dtype)
+
+    def take_matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
+        return self._take(self.source.matrix, name, shape, dtype)
+
+    def _take(self, get: Callable[[str, S, torch.dtype], T], name: str, shape: S, dtype: torch.dtype) -> T:
+        if self._num_unreleased > RELEASE_BYTES:
+            self._release()
         try:
-            tensor = self.source.get(name, shape, dtype)
+            tensor = get(name, shape, dtype)
         except KeyError:
             raise LoadError(
                 f"tensor {name!r} is missing from {self.source.where!r}; the checkpoint is incomplete or of "
@@ -57,12 +90,17 @@ class Weights:
                 f"{shape}; config and weights do not belong together"
             )
         self._taken.add(name)
-        self.num_bytes += tensor.numel() * tensor.element_size()
-        self.sizes[name] = (tensor.numel(), tensor.numel() * tensor.element_size())
+        self.sizes[name] = (math.prod(shape), tensor.nbytes)
+        self._num_unreleased += tensor.nbytes
         return tensor
 
+    def _release(self) -> None:
+        self.source.release()
+        self._num_unreleased = 0
+
     def finish(self, ignored: Iterable[str] = ()) -> None:
-        """Raise LoadError when tensors are left over that match none of the patterns `ignored`."""
+        """All is taken. Raise LoadError when tensors are left over that match none of the patterns `ignored`."""
+        self._release()
         patterns = tuple(ignored)
         extra = sorted(
             name for name in self._names - self._taken if not any(fnmatchcase(name, pattern) for pattern in patterns)
@@ -78,7 +116,8 @@ class Weights:
 class BuildContext:
     """Handed to every block's constructor.
 
-    dtype: of weights and activations; kv_dtype: of cached K and V, as a name
+    dtype: of activations, and of weights unless they are quantised or a GGUF file's; kv_dtype: of cached K and V, as a
+    name; scheme: how floating weights of linear layers are quantised ("int8", "int4"), None: not
     states: filled by attention blocks, layer name -> spec
     """
 
@@ -90,6 +129,7 @@ class BuildContext:
         dtype: torch.dtype,
         kv_dtype: str,
         max_model_len: int,
+        scheme: str | None = None,
     ) -> None:
         self.weights = weights
         self.ops = ops
@@ -97,13 +137,36 @@ class BuildContext:
         self.dtype = dtype
         self.kv_dtype = kv_dtype
         self.max_model_len = max_model_len
+        self.scheme = scheme
         self.states: dict[str, Paged] = {}
 
-    def matrix(self, name: str, rows: int, columns: int, transposed: bool = False) -> Tensor:
-        """The weight `name` as [rows, columns] in the model's dtype; `transposed`: it is stored the other way round."""
+    @property
+    def table_scheme(self) -> str | None:
+        """The same for embeddings and heads, where four bits cost too much."""
+        return self.scheme and "int8"
+
+    def matrix(self, name: str, rows: int, columns: int, scheme: str | None, transposed: bool = False) -> Matrix:
+        """The weight `name` as [rows, columns]; `transposed`: it is stored the other way round.
+
+        scheme: with which it will be packed; only its size is booked here
+        """
         if transposed:
-            return self.weights.take(name, (columns, rows), self.dtype).T.contiguous()
-        return self.weights.take(name, (rows, columns), self.dtype)
+            matrix: Matrix = self.weights.take(name, (columns, rows), self.dtype).T.contiguous()
+        else:
+            matrix = self.weights.take_matrix(name, (rows, columns), self.dtype)
+        self._book(name, matrix, scheme)
+        return matrix
+
+    def stacked_matrices(self, name: str, count: int, rows: int, columns: int, scheme: str | None) -> list[Tensor]:
+        """The tensor `name` [count, rows, columns] as `count` matrices."""
+        tensor = self.weights.take(name, (count, rows, columns), self.dtype)
+        self._book(name, tensor.view(count * rows, columns), scheme)
+        return list(tensor)
 
     def vector(self, name: str, size: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.weights.take(name, (size,), dtype or self.dtype)
+
+    def _book(self, name: str, matrix: Matrix, scheme: str | None) -> None:
+        rows, columns = matrix.shape
+        if scheme is not None and isinstance(matrix, Tensor):
+            self.weights.sizes[name] = (rows * columns, scheme_bytes(scheme, rows, columns))

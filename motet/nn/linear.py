@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from motet.nn.context import BuildContext
+from motet.ops.quantized import select_rows
 
 
 class Linear:
-    """One or several projections of the same input, stored as one matrix.
+    """One or several projections of the same input, computed as one.
 
     names: the checkpoint's modules, `outs` their output widths; the outputs stand side by side.
-    transposed: the matrices are stored [in, out]. order: int64 [N], the stored output that comes at each place.
+    transposed: the matrices are stored [in, out]. order: int64 [N], the stored output that comes at each place, of a
+    single module. quantized: False where the weights stay as they are, whatever the model's scheme
     """
 
     def __init__(
@@ -24,25 +28,24 @@ class Linear:
         bias: bool = False,
         transposed: bool = False,
         order: Tensor | None = None,
+        quantized: bool = True,
     ) -> None:
         names = [names] if isinstance(names, str) else names
         outs = [outs] if isinstance(outs, int) else outs
-        parts = [
-            ctx.matrix(f"{name}.weight", out, in_features, transposed) for name, out in zip(names, outs, strict=True)
-        ]
-        biases = [ctx.vector(f"{name}.bias", out) for name, out in zip(names, outs, strict=True)] if bias else []
+        scheme = ctx.scheme if quantized else None
+        modules = list(zip(names, outs, strict=True))
+        parts = [ctx.matrix(f"{name}.weight", out, in_features, scheme, transposed) for name, out in modules]
+        biases = [ctx.vector(f"{name}.bias", out) for name, out in modules] if bias else []
+        if order is not None:
+            (part,), biases = parts, [bias[order] for bias in biases]
+            parts = [select_rows(part, order)]
         self.ops = ctx.ops
-        self.weight = ctx.ops.pack_linear(_joined(parts, order))
-        self.bias = _joined(biases, order) if biases else None
+        self.weight = ctx.ops.pack_linear(*parts, scheme=scheme)
+        self.bias = torch.cat(biases) if biases else None
 
     def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         """x [T, K] -> [T, N], plus `residual` [T, N]."""
         return self.ops.linear(x, self.weight, self.bias, residual)
-
-
-def _joined(parts: list[Tensor], order: Tensor | None) -> Tensor:
-    joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return joined if order is None else joined[order]
 
 
 class Embedding:
@@ -51,10 +54,15 @@ class Embedding:
     def __init__(self, ctx: BuildContext, name: str, num_rows: int, width: int, scale: float | None = None) -> None:
         self.ops = ctx.ops
         self.scale, self.dtype = scale, ctx.dtype
-        self.table = ctx.ops.pack_linear(ctx.matrix(f"{name}.weight", num_rows, width))
+        self.table = _packed_table(ctx, name, num_rows, width)
 
     def __call__(self, ids: Tensor) -> Tensor:
         return self.ops.embedding(ids, self.table, self.scale, self.dtype)
+
+
+def _packed_table(ctx: BuildContext, name: str, num_rows: int, width: int) -> Any:
+    matrix = ctx.matrix(f"{name}.weight", num_rows, width, ctx.table_scheme)
+    return ctx.ops.pack_linear(matrix, scheme=ctx.table_scheme)
 
 
 class LMHead:
@@ -71,10 +79,7 @@ class LMHead:
         soft_cap: float | None = None,
     ) -> None:
         self.ops = ctx.ops
-        if tied is not None:
-            self.weight = tied.table
-        else:
-            self.weight = ctx.ops.pack_linear(ctx.matrix(f"{name}.weight", vocab_size, width))
+        self.weight = tied.table if tied is not None else _packed_table(ctx, name, vocab_size, width)
         self.bias = ctx.vector(f"{name}.bias", vocab_size) if bias else None
         self.soft_cap = soft_cap
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import torch
+from typing import Any
+
 from torch import Tensor
 
 from motet.nn.context import BuildContext
@@ -35,20 +36,23 @@ class MoE:
         self.top_k = top_k
         self.renormalize = renormalize
         self.act = activation_name(act)
-        self.router = Linear(ctx, router, width, num_experts)
+        self.router = Linear(ctx, router, width, num_experts, quantized=False)
         if ctx.weights.has(f"{experts}.gate_up_proj"):
-            gate_up = list(ctx.weights.take(f"{experts}.gate_up_proj", (num_experts, 2 * inner, width), ctx.dtype))
-            down = list(ctx.weights.take(f"{experts}.down_proj", (num_experts, width, inner), ctx.dtype))
+            self.gate_up = _packed_stack(ctx, f"{experts}.gate_up_proj", num_experts, 2 * inner, width)
+            self.down = _packed_stack(ctx, f"{experts}.down_proj", num_experts, width, inner)
         else:
-            gates, ups, down = (
-                [ctx.matrix(f"{experts}.{e}.{part}.weight", rows, columns) for e in range(num_experts)]
-                for part, rows, columns in zip(parts, (inner, inner, width), (width, width, inner), strict=True)
-            )
-            gate_up = [torch.cat(pair) for pair in zip(gates, ups, strict=True)]
-        self.gate_up = [ctx.ops.pack_linear(weight) for weight in gate_up]
-        self.down = [ctx.ops.pack_linear(weight) for weight in down]
+            gate, up, down = parts
+            names = [f"{experts}.{e}" for e in range(num_experts)]
+            pairs = [[f"{name}.{gate}", f"{name}.{up}"] for name in names]
+            self.gate_up = [Linear(ctx, pair, width, [inner, inner]).weight for pair in pairs]
+            self.down = [Linear(ctx, f"{name}.{down}", inner, width).weight for name in names]
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """x [T, width] -> [T, width], plus `residual`."""
         mixed = self.ops.moe(x, self.router(x), self.gate_up, self.down, self.top_k, self.renormalize, self.act)
         return self.ops.add(mixed, residual)
+
+
+def _packed_stack(ctx: BuildContext, name: str, count: int, rows: int, columns: int) -> list[Any]:
+    matrices = ctx.stacked_matrices(name, count, rows, columns, ctx.scheme)
+    return [ctx.ops.pack_linear(matrix, scheme=ctx.scheme) for matrix in matrices]

@@ -2,7 +2,7 @@
 
 A tensor is a run of blocks, each of `GGML_QUANT_SIZES[type]` elements and bytes. The functions below take blocks uint8
 [N, bytes] and give float32 [N, elements], bit for bit what the `gguf` package's numpy code gives (d: scale, m: minimum,
-q: small integers); types that have none here go through the package. Source: ggml's ggml-common.h and ggml-quants.c.
+q: small integers). Source: ggml's ggml-common.h and ggml-quants.c.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize as dequantize_with_package
 from torch import Tensor
 
 PLAIN = {
@@ -110,16 +109,13 @@ DEQUANTIZERS: dict[GGMLQuantizationType, Callable[[Tensor], Tensor]] = {
     GGMLQuantizationType.Q5_K: _q5_k,
     GGMLQuantizationType.Q6_K: _q6_k,
 }
-BY_PACKAGE = tuple(GGMLQuantizationType[name] for name in ("Q2_K", "Q3_K", "IQ4_NL", "IQ4_XS"))
-SUPPORTED = (*PLAIN, *DEQUANTIZERS, *BY_PACKAGE)
+SUPPORTED = (*PLAIN, *DEQUANTIZERS)
 
 
 def dequantize(raw: Tensor, kind: GGMLQuantizationType, dtype: torch.dtype) -> Tensor:
     """Flat uint8 bytes of a tensor of type `kind` -> its values, flat, in `dtype`; plain types may share the memory."""
     if kind in PLAIN:
         return raw.view(PLAIN[kind]).to(dtype)
-    if kind in BY_PACKAGE:
-        return torch.from_numpy(dequantize_with_package(raw.numpy(), kind)).to(dtype)
     block_len, block_bytes = GGML_QUANT_SIZES[kind]
     blocks, convert = raw.view(-1, block_bytes), DEQUANTIZERS[kind]
     out = torch.empty(len(blocks), block_len, dtype=dtype)

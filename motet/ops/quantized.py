@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import torch
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
+from motet.core.config import SCHEMES as SCHEMES
 from motet.ops.gguf_types import dequantize
 
 
@@ -35,6 +37,14 @@ class QuantizedMatrix:
     def num_outputs(self) -> int:
         return self.blocks.shape[0]
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        return self.num_outputs, self.num_inputs
+
+    @property
+    def nbytes(self) -> int:
+        return self.blocks.nbytes
+
     def select(self, order: Tensor) -> QuantizedMatrix:
         """The outputs `order`, int64 [M], in that order."""
         return replace(self, blocks=self.blocks[order])
@@ -45,10 +55,22 @@ class QuantizedMatrix:
         return flat.view(self.num_outputs, self.num_inputs)
 
 
-# Ways to quantise a floating matrix when it is packed. Their definitions are in motet/ops/reference/quantized.py.
-SCHEMES = ("int8", "int4")
+Matrix: TypeAlias = "Tensor | QuantizedMatrix"
+
+
+def select_rows(matrix: Matrix, order: Tensor) -> Matrix:
+    """The rows `order`, int64 [M], in that order."""
+    return matrix.select(order) if isinstance(matrix, QuantizedMatrix) else matrix[order]
 
 
 def int4_group(num_inputs: int) -> int | None:
     """Inputs that share a scale under "int4": the largest of 128, 64 and 32 that divides the row, or None."""
     return next((group for group in (128, 64, 32) if num_inputs % group == 0), None)
+
+
+def scheme_bytes(scheme: str, num_outputs: int, num_inputs: int) -> int:
+    """What a matrix takes that is quantised when it is packed (the definitions: motet/ops/reference/quantized.py)."""
+    group = int4_group(num_inputs) if scheme == "int4" else None
+    if group is None:  # a float32 scale for each output
+        return num_outputs * (num_inputs + 4)
+    return num_outputs * num_inputs // 2 + num_outputs * (num_inputs // group) * 4

@@ -10,11 +10,12 @@ import torch
 
 from motet.attention.paged import PagedAttention
 from motet.attention.protocol import AttentionBackend
-from motet.core.config import EngineConfig
+from motet.core.config import EngineConfig, ModelConfig
 from motet.core.errors import CapacityError, ConfigError
 from motet.core.logs import get_logger
 from motet.core.state import Capacity, StateGroup, group_states
 from motet.models.checkpoint import Checkpoint
+from motet.models.gguf import describe_types
 from motet.models.loader import LoadedModel, load_model, resolve_dtype
 from motet.ops.backend import ReferenceOps
 from motet.runner.batch import PersistentBatch
@@ -79,21 +80,27 @@ def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int
     dtype = resolve_dtype(config.model, checkpoint)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     ops, attention = choose_backends()
-    loaded = load_model(checkpoint, ops, attention, dtype, kv_dtype, max_model_len)
+    loaded = load_model(checkpoint, ops, attention, dtype, kv_dtype, max_model_len, config.model.scheme)
     set_threads(config.device.threads)
     groups = group_states(loaded.states, max_model_len)
     budget = state_budget(config, checkpoint, loaded.vocab_size)
     check_budget(config.cache, config.scheduler, groups, max_model_len, budget)
     capacity = plan_capacity(config.cache, config.scheduler, groups, max_model_len, budget)
     check_fits(capacity, groups, available_bytes())
-    log = get_logger()
-    if checkpoint.gguf is not None:
-        types = ", ".join(f"{count} {kind}" for kind, count in sorted(checkpoint.gguf.types.items()))
-        log.info("GGUF tensors (%s) are dequantised to %s at load", types, dtype)
-    log.info(
-        "weights %s, %.0f MiB; KV cache %s", dtype, loaded.num_weight_bytes / 2**20, describe_capacity(capacity, groups)
+    get_logger().info(
+        "weights: %s; %.1f MiB; activations %s; KV cache %s",
+        describe_weights(config.model, checkpoint, dtype),
+        loaded.num_weight_bytes / 2**20,
+        dtype,
+        describe_capacity(capacity, groups),
     )
     return RunnerPlan(loaded, ops, attention, groups, capacity, max_model_len)
+
+
+def describe_weights(config: ModelConfig, checkpoint: Checkpoint, dtype: str) -> str:
+    """For the log: the types of a GGUF file's tensors, or the dtype; and to what they are quantised."""
+    stored = dtype if checkpoint.gguf is None else describe_types(checkpoint.gguf.types)
+    return stored if config.scheme is None else f"{stored}, linear layers quantised to {config.scheme}"
 
 
 def state_budget(config: EngineConfig, checkpoint: Checkpoint, vocab_size: int, num_unread_bytes: int = 0) -> int:

@@ -12,6 +12,8 @@ from motet.engine.engine import Engine
 from tests.checkpoints import CONFIGS, save_model
 from tests.cli.conftest import RunCommand
 from tests.conftest import TinyCheckpoints
+from tests.models.forward import load
+from tests.models.gguf_files import write_gguf
 from tests.tokenizers_tiny import save_tiny_tokenizer
 
 
@@ -31,6 +33,32 @@ def test_it_agrees_with_a_loaded_engine(motet: RunCommand, tiny_checkpoints: Tin
     assert report["model"]["architecture"] == type(model).__name__
     assert report["model"]["num_layers"] == model.config.num_hidden_layers
     assert report["text"]["chat_template"] is True
+
+
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+def test_quantised_files_are_as_large_as_they_are(motet: RunCommand, llama: Path, tmp_path: Path, kind: str) -> None:
+    path = write_gguf(llama, "Llama", tmp_path / "model.gguf", kind)
+    words = ["inspect", "--model", str(path), "--skip-tokenizer-init", "--dtype", "bfloat16", "--json"]
+    weights = json.loads(motet(*words).out)["weights"]
+    assert weights["bytes"] == weights["file_bytes"] == load(path).num_weight_bytes
+    assert weights["file_types"] == {kind: 16, "F32": 5}
+    done = motet(*words, "--quantization", "int8")
+    if kind == "Q8_0":
+        assert done.status == 1
+        assert "already quantised (16 Q8_0, 5 F32)" in done.err
+    else:
+        assert json.loads(done.out)["weights"]["bytes"] == load(path, quantization="int8").num_weight_bytes
+
+
+@pytest.mark.parametrize("quantization", ["int8", "int4"])
+@pytest.mark.parametrize("family", ["Llama", "GPT2", "Mixtral"])
+def test_checkpoints_to_be_quantised_at_load(
+    motet: RunCommand, tiny_checkpoints: TinyCheckpoints, family: str, quantization: str
+) -> None:
+    folder = tiny_checkpoints(family)[0]
+    report = json.loads(motet("inspect", "--model", str(folder), "--quantization", quantization, "--json").out)
+    assert report["weights"]["quantization"] == quantization
+    assert report["weights"]["bytes"] == load(folder, quantization=quantization).num_weight_bytes
 
 
 def test_table(motet: RunCommand, llama: Path) -> None:

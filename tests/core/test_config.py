@@ -77,6 +77,14 @@ def test_wrong_values_name_the_option_and_the_value(options: dict[str, Any]) -> 
         EngineArgs(model="somewhere", **options)
 
 
+@pytest.mark.parametrize("name", ["awq", "gptq", "fp8", "compressed-tensors", "bitsandbytes", "mxfp4", "int3"])
+def test_other_ways_to_quantise_are_named(name: str) -> None:
+    with pytest.raises(UnsupportedError, match=f"quantization='{name}' is not supported; Motet runs .*'int8'"):
+        make(quantization=name)
+    for known, scheme in (("int8", "int8"), ("int4", "int4"), ("gguf", None), (None, None)):
+        assert make(quantization=known).resolve().model.scheme == scheme
+
+
 def test_two_names_of_one_option() -> None:
     assert make(num_gpu_blocks_override=8).num_blocks_override == 8
     assert make(num_gpu_blocks_override=8, num_blocks_override=8).num_blocks_override == 8

@@ -11,8 +11,9 @@ import pytest
 from motet.core.outputs import RequestOutput
 from motet.core.params import SamplingParams
 from motet.ops import cpu
-from tests.checkpoints import CONFIGS
+from tests.checkpoints import CONFIGS, save_model
 from tests.engine.driver import answer_bits, generate, make_engine, random_prompts
+from tests.models.gguf_files import write_gguf
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason="the bits are the kernels' promise")
 
@@ -27,30 +28,44 @@ def bits(outputs: Sequence[RequestOutput]) -> list[Any]:
     return [answer_bits(output) for output in outputs]
 
 
-def alone_bits(folder: Path, prompts: Sequence[list[int]], dtype: str) -> list[Any]:
-    engine = make_engine(folder, dtype=dtype, enable_prefix_caching=False)
+def alone_bits(model: Path, prompts: Sequence[list[int]], **options: Any) -> list[Any]:
+    engine = make_engine(model, enable_prefix_caching=False, **options)
     return [bits(generate(engine, [prompt], one))[0] for prompt, one in zip(prompts, PARAMS, strict=True)]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-@pytest.mark.parametrize("family", sorted(CONFIGS))
-def test_logprobs_are_the_same_bits(family: str, dtype: str, tiny_checkpoints: Any) -> None:
-    folder = tiny_checkpoints(family)[0]
+def assert_same_bits(model: Path, **options: Any) -> None:
     prompts = random_prompts(LENGTHS)
-    expected = alone_bits(folder, prompts, dtype)
-    batched = make_engine(folder, dtype=dtype)
+    expected = alone_bits(model, prompts, **options)
+    batched = make_engine(model, **options)
     assert bits(generate(batched, prompts, PARAMS)) == expected
     assert bits(generate(batched, prompts, PARAMS)) == expected  # from the prefix cache
-    chunked = make_engine(folder, dtype=dtype, max_num_batched_tokens=7, async_scheduling=False)
+    chunked = make_engine(model, max_num_batched_tokens=7, async_scheduling=False, **options)
     assert bits(generate(chunked, prompts, PARAMS)) == expected
-    crowded = make_engine(folder, dtype=dtype, max_model_len=48, num_blocks_override=16, block_size=4)
+    crowded = make_engine(model, max_model_len=48, num_blocks_override=16, **options)
     assert bits(generate(crowded, prompts, PARAMS)) == expected
     assert crowded.core.scheduler.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "quantization"),
+    [("float32", None), ("bfloat16", None), ("float16", None), ("bfloat16", "int8"), ("float32", "int4")],
+)
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_logprobs_are_the_same_bits(family: str, dtype: str, quantization: str | None, tiny_checkpoints: Any) -> None:
+    assert_same_bits(tiny_checkpoints(family)[0], dtype=dtype, quantization=quantization)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"), [("Q4_1", "bfloat16"), ("Q8_0", "float16"), ("Q4_K", "float32"), ("Q6_K", "bfloat16")]
+)
+def test_quantised_files_too(kind: str, dtype: str, tmp_path: Path) -> None:
+    save_model(tmp_path, "Llama", hidden_size=256, intermediate_size=256, num_key_value_heads=2)
+    assert_same_bits(write_gguf(tmp_path, "Llama", tmp_path / "model.gguf", kind), dtype=dtype)
 
 
 def test_threads_and_block_size_do_not_change_a_bit(tiny_checkpoints: Any) -> None:
     folder = tiny_checkpoints("Llama")[0]
     prompts = random_prompts((100, 3, 60, 17, 33, 90))
-    expected = alone_bits(folder, prompts, "bfloat16")
+    expected = alone_bits(folder, prompts, dtype="bfloat16")
     for options in ({"threads": 2}, {"threads": 3, "block_size": 16}, {"block_size": 1, "max_num_batched_tokens": 33}):
         assert bits(generate(make_engine(folder, dtype="bfloat16", **options), prompts, PARAMS)) == expected

@@ -29,6 +29,8 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "float32": {"dtype": "float32"},
     "bfloat16": {"dtype": "bfloat16"},
     "float16": {"dtype": "float16"},
+    "int8": {"dtype": "bfloat16", "quantization": "int8"},
+    "int4": {"dtype": "float16", "quantization": "int4"},
 }
 EXECUTORS: dict[str, dict[str, Any]] = {"eager": {"enforce_eager": True}, "recorded": {}}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from motet.core.config import EngineArgs
 from motet.core.state import Capacity, group_states
 from motet.models.checkpoint import open_checkpoint
 from motet.models.loader import LoadedModel, load_model
+from motet.nn.context import WeightSource
 from motet.ops.backend import ReferenceOps
 from motet.tensors.forward import ForwardBatch, StepRows
 from motet.tensors.states import StateStore
@@ -20,9 +22,27 @@ from motet.tensors.states import StateStore
 BLOCK_SIZE = 4
 
 
-def load(folder: Path | str, max_model_len: int = 256, dtype: str = "float32", **options: Any) -> LoadedModel:
+class Dequantized(WeightSource):
+    """The same tensors, matrices of GGUF files as floats of the model's dtype."""
+
+    def __init__(self, source: WeightSource) -> None:
+        self.where, self.names, self.get = source.where, source.names, source.get  # type: ignore[method-assign]
+
+
+def load(
+    folder: Path | str,
+    max_model_len: int = 256,
+    dtype: str = "float32",
+    dequantized: bool = False,
+    ops: ReferenceOps | None = None,
+    **options: Any,
+) -> LoadedModel:
+    """dequantized: weights of GGUF files as floats, so that activations are not quantised either."""
     config = EngineArgs.from_options({"model": str(folder), **options}).resolve().model
-    return load_model(open_checkpoint(config), ReferenceOps(), PagedAttention(), dtype, dtype, max_model_len)
+    checkpoint = open_checkpoint(config)
+    if dequantized:
+        checkpoint = replace(checkpoint, source=Dequantized(checkpoint.source))
+    return load_model(checkpoint, ops or ReferenceOps(), PagedAttention(), dtype, dtype, max_model_len, config.scheme)
 
 
 def run_logits(loaded: LoadedModel, token_ids: list[int], chunk: int, max_model_len: int = 256) -> Tensor:

@@ -14,6 +14,8 @@ import torch
 from gguf import GGMLQuantizationType, GGUFWriter
 from safetensors.torch import load_file, save_file
 
+from motet.ops.reference.quantized import random_blocks
+
 ARCHITECTURES = {
     "Llama": gguf.MODEL_ARCH.LLAMA,
     "Qwen2": gguf.MODEL_ARCH.QWEN2,
@@ -36,12 +38,20 @@ def write_gguf(folder: Path, family: str, path: Path, kind: str = "F32", parts: 
         add_entry(writer, f"{writer.arch}.{key}", value)
     for name, values in tensors.items():
         quantised = GGMLQuantizationType[kind] if values.ndim > 1 else GGMLQuantizationType.F32
-        writer.add_tensor(name, gguf.quants.quantize(values, quantised), raw_dtype=quantised)
+        writer.add_tensor(name, blocks_of(values, quantised), raw_dtype=quantised)
     writer.write_header_to_file(path)
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path if parts == 1 else path.with_name(f"{path.stem}-00001-of-{parts:05d}.gguf")
+
+
+def blocks_of(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
+    """As the `gguf` package quantises; random blocks of about the same size where it cannot (K types)."""
+    try:
+        return gguf.quants.quantize(values, kind)
+    except NotImplementedError:
+        return random_blocks(kind, *values.shape).blocks.numpy()
 
 
 def add_entry(writer: GGUFWriter, key: str, value: Any) -> None:

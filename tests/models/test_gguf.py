@@ -30,7 +30,7 @@ LLAMA3 = {
 
 
 def logits(model: Path, **options: Any) -> torch.Tensor:
-    return run_logits(load(model, **options), TOKEN_IDS, 45)
+    return run_logits(load(model, dequantized=True, **options), TOKEN_IDS, 45)
 
 
 def assert_same(gguf_path: Path, folder: Path, atol: float = 0.0) -> None:
@@ -121,6 +121,15 @@ def test_two_parts(tiny_checkpoints: TinyCheckpoints, tmp_path: Path) -> None:
         GGUFFile(second)
 
 
+def test_released_memory_is_read_again(llama: Path) -> None:
+    file, other = GGUFFile(llama), GGUFFile(llama)
+    views = {name: file.raw(name) for name in file.tensors}
+    copies = {name: view.clone() for name, view in views.items()}
+    file.release()
+    assert all(torch.equal(views[name], copies[name]) for name in views)
+    assert all(torch.equal(file.raw(name), other.raw(name)) for name in views)
+
+
 def test_every_cut_is_noticed(llama: Path, tmp_path: Path) -> None:
     whole = llama.read_bytes()
     header = min(info.offset for info in GGUFFile(llama).tensors.values())
@@ -169,7 +178,7 @@ def test_unsupported_tensor_types_are_named(llama: Path, tmp_path: Path) -> None
     name = b"blk.0.ffn_up.weight"
     at = damaged.index(name) + len(name) + 4 + 2 * 8  # behind the number of dimensions and the dimensions
     path = tmp_path / "model.gguf"
-    for number, shown in ((16, "IQ2_XXS"), (999, "999")):
+    for number, shown in ((10, "Q2_K"), (11, "Q3_K"), (16, "IQ2_XXS"), (34, "TQ1_0"), (39, "MXFP4"), (999, "999")):
         damaged[at : at + 4] = number.to_bytes(4, "little")
         path.write_bytes(damaged)
         with pytest.raises(UnsupportedError, match=rf"'blk.0.ffn_up.weight' has GGUF type {shown}, .*Q4_K"):

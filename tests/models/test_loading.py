@@ -14,9 +14,9 @@ from safetensors.torch import load_file, save_file
 
 from motet.core.config import EngineArgs
 from motet.core.errors import ConfigError, LoadError, MotetError, UnsupportedError
-from motet.models.checkpoint import Checkpoint, locate, open_checkpoint
+from motet.models.checkpoint import METHOD_FILES, Checkpoint, locate, open_checkpoint
 from motet.models.loader import resolve_dtype, resolve_max_model_len
-from motet.models.sources import INDEX
+from motet.models.sources import INDEX, SafetensorsSource
 from tests.checkpoints import save_model
 from tests.conftest import TinyCheckpoints
 from tests.models.forward import load, run_logits
@@ -75,6 +75,18 @@ def test_shards_without_an_index(folder: Path) -> None:
     shard(folder)
     (folder / INDEX).unlink()
     assert torch.equal(logits(folder), expected)
+
+
+def test_released_files_are_opened_again(folder: Path) -> None:
+    expected = load_file(folder / WEIGHTS)
+    shard(folder)
+    source = SafetensorsSource(folder)
+    found = {}
+    for name, tensor in expected.items():
+        found[name] = source.get(name, tuple(tensor.shape), torch.float32)
+        source.release()
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_a_tensor_in_two_shards(folder: Path) -> None:
@@ -222,13 +234,35 @@ def test_an_unknown_architecture(folder: Path) -> None:
         load(folder)
 
 
-@pytest.mark.parametrize("key", ["quantization_config", "compression_config"])
-def test_quantised_checkpoints_are_named(folder: Path, key: str) -> None:
-    edit_config(folder, **{key: {"quant_method": "awq", "bits": 4}})
-    with pytest.raises(UnsupportedError, match=rf"is quantised, which is not supported: {key}=.*awq"):
-        load(folder)
-    edit_config(folder, **{key: None})
+@pytest.mark.parametrize(
+    ("values", "method"),
+    [
+        *(({"quant_method": name}, name) for name in ("awq", "gptq", "fp8", "bitsandbytes", "mxfp4")),
+        ({"quant_method": "compressed-tensors", "format": "int-quantized"}, "compressed-tensors"),
+        ({"load_in_8bit": True, "load_in_4bit": False}, "bitsandbytes"),
+        ({"bits": 4}, r"an unknown method .*bits"),
+    ],
+    ids=str,
+)
+def test_quantised_checkpoints_are_named(folder: Path, values: dict[str, Any], method: str) -> None:
+    for key in ("quantization_config", "compression_config"):
+        edit_config(folder, **{key: values})
+        with pytest.raises(UnsupportedError, match=rf"is quantised with {method}.*; Motet runs floating checkpoints"):
+            load(folder)
+        edit_config(folder, **{key: None})
     load(folder)
+
+
+@pytest.mark.parametrize(("file", "method"), METHOD_FILES.items())
+def test_quantised_checkpoints_of_older_tools_are_named(folder: Path, file: str, method: str) -> None:
+    (folder / file).write_text("{}")
+    with pytest.raises(UnsupportedError, match=f"is quantised with {method}, which is not supported"):
+        load(folder)
+
+
+def test_gguf_is_asked_for_in_vain(folder: Path) -> None:
+    with pytest.raises(ConfigError, match=r"quantization='gguf' needs a GGUF file, but .* is a folder of safetensors"):
+        load(folder, quantization="gguf")
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", "\xff"])

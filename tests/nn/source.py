@@ -7,11 +7,11 @@ from collections.abc import Iterable
 import torch
 
 from motet.attention.paged import PagedAttention
-from motet.nn.context import BuildContext, Weights
+from motet.nn.context import BuildContext, Weights, WeightSource
 from motet.ops.backend import ReferenceOps
 
 
-class DictSource:
+class DictSource(WeightSource):
     where = "here"
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:

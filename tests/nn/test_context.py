@@ -23,6 +23,22 @@ def test_taking_counts_bytes_and_marks_names() -> None:
     weights.finish()
 
 
+def test_memory_of_files_is_given_back_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    released: list[int] = []
+
+    class Source(DictSource):
+        def release(self) -> None:
+            released.append(weights.num_bytes)
+
+    monkeypatch.setattr("motet.nn.context.RELEASE_BYTES", 32)
+    weights = Weights(Source({name: torch.zeros(4) for name in "abcdefg"}))
+    for name in "abcdefg":
+        weights.take(name, (4,), torch.float32)
+    assert released == [48, 96]
+    weights.finish()
+    assert released == [48, 96, 112]
+
+
 def test_missing_and_misshapen_tensors_are_named() -> None:
     weights = Weights(DictSource({"a": torch.zeros(2, 3)}))
     with pytest.raises(LoadError, match="tensor 'b' is missing from 'here'"):
@@ -40,6 +56,6 @@ def test_many_tensors_too_many_are_summed_up() -> None:
 def test_transposed_matrices() -> None:
     stored = torch.arange(6.0).view(2, 3)
     ctx = context({"a": stored})
-    matrix = ctx.matrix("a", 3, 2, transposed=True)
+    matrix = ctx.matrix("a", 3, 2, None, transposed=True)
     assert torch.equal(matrix, stored.T)
     assert matrix.is_contiguous()

@@ -9,7 +9,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from motet.ops import gguf_types
-from motet.ops.gguf_types import BY_PACKAGE, DEQUANTIZERS, PLAIN, SUPPORTED, dequantize
+from motet.ops.gguf_types import DEQUANTIZERS, PLAIN, SUPPORTED, dequantize
 
 
 def random_blocks(kind: GGMLQuantizationType, num_blocks: int) -> np.ndarray:
@@ -46,4 +46,4 @@ def test_plain_tensors_are_not_copied() -> None:
 
 
 def test_kinds_do_not_overlap() -> None:
-    assert len(set(SUPPORTED)) == len(PLAIN) + len(DEQUANTIZERS) + len(BY_PACKAGE)
+    assert len(set(SUPPORTED)) == len(PLAIN) + len(DEQUANTIZERS)

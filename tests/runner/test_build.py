@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from motet.core.errors import CapacityError, ConfigError
 from motet.runner import build
 from motet.runner.threads import ThreadCount
 from tests.engine.driver import alone, answers, generate, greedy, make_engine, oracle_greedy, random_prompts
+from tests.models.gguf_files import write_gguf
 
 LENGTHS = (1, 9, 30)
 
@@ -28,6 +30,19 @@ def test_half_precision_runs_end_to_end(tiny_checkpoints: Any, family: str, dtyp
     # The first token is clear enough to be float32's. (Later ones follow a rounded history.)
     full = alone(make_engine(folder), prompts, greedy(max_tokens=1))
     assert [ids[:1] for ids in answers(outputs)] == full
+
+
+def test_the_log_tells_what_the_weights_are(
+    tiny_checkpoints: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tiny_checkpoints("Llama")[0]
+    path = write_gguf(folder, "Llama", tmp_path / "model.gguf", "Q8_0")
+    with caplog.at_level("INFO", logger="motet"):
+        make_engine(path, dtype="bfloat16")
+        make_engine(folder, quantization="int4")
+    of_file, of_folder = (message for message in caplog.messages if message.startswith("weights"))
+    assert of_file.startswith("weights: 16 Q8_0, 5 F32; 0.1 MiB; activations bfloat16; KV cache full: ")
+    assert of_folder.startswith("weights: float32, linear layers quantised to int4; 0.1 MiB; activations float32; KV")
 
 
 def test_a_cache_of_lower_precision_than_the_model(tiny_checkpoints: Any) -> None:

@@ -40,7 +40,7 @@ def quantize_rows(x: Tensor, group: int) -> tuple[Tensor, Tensor]:
     factor = torch.where(counts, LARGEST / greatest, 0.0)
     q = torch.where(is_finite, (wide * factor).round(), 0.0).to(torch.int8)
     scale = torch.where(counts, greatest / LARGEST, torch.where(is_finite, 0.0, torch.nan))
-    return q.view(num_rows, -1)[:, :num_cols], scale.squeeze(2)
+    return q.view(num_rows, num_groups * group)[:, :num_cols], scale.squeeze(2)
 
 
 def quantize_int8(weight: Tensor) -> Tensor:

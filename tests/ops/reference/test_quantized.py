@@ -24,6 +24,12 @@ def test_what_is_not_finite_makes_its_group_nan() -> None:
     assert q.tolist() == [[0, 0, 127, 0, 0, 0]]
 
 
+def test_no_rows() -> None:
+    """A step of which no token's score is wanted."""
+    packed = linear.pack_linear(torch.ones(4, 32), scheme="int8")
+    assert linear.logits(torch.empty(0, 32), packed).shape == (0, 4)
+
+
 def test_weights_keep_their_extremes() -> None:
     weight = torch.randn(6, 64, generator=torch.Generator().manual_seed(0))
     error = (quantize_int8(weight) - weight).abs().amax(1)
