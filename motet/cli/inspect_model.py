@@ -155,8 +155,8 @@ class ShapeSource:
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:
         import torch
-        from gguf.constants import GGML_QUANT_SIZES
 
+        from motet.core.block_types import BLOCK_SIZES
         from motet.ops.gguf_types import PLAIN
         from motet.ops.quantized import QuantizedMatrix
 
@@ -166,7 +166,7 @@ class ShapeSource:
             return tensor
         if kind in PLAIN:
             return tensor.to(PLAIN[kind])
-        block_len, block_bytes = GGML_QUANT_SIZES[kind]
+        block_len, block_bytes = BLOCK_SIZES[kind]
         row_bytes = shape[1] // block_len * block_bytes
         return QuantizedMatrix(kind, torch.empty(shape[0], row_bytes, dtype=torch.uint8, device="meta"), shape[1])
 

@@ -16,8 +16,8 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 
+from motet.core.block_types import BLOCK_SIZES, BlockType
 from motet.core.errors import LoadError, UnsupportedError
 from motet.ops.gguf_types import PLAIN, SUPPORTED, dequantize
 
@@ -50,7 +50,7 @@ class TensorInfo(msgspec.Struct, frozen=True):
 
     name: str
     shape: tuple[int, ...]
-    type: GGMLQuantizationType
+    type: BlockType
     offset: int
     num_bytes: int
 
@@ -178,12 +178,12 @@ class GGUFFile:
     def _add_tensor(self, buffer: mmap.mmap, name: str, shape: tuple[int, ...], number: int, offset: int) -> None:
         kind = next((kind for kind in SUPPORTED if kind == number), None)
         if kind is None:
-            known = {int(kind): kind.name for kind in GGMLQuantizationType}
+            known = {int(kind): kind.name for kind in BlockType}
             raise UnsupportedError(
                 f"tensor {name!r} has GGUF type {known.get(number, number)}, which is not supported; supported: "
                 + ", ".join(kind.name for kind in SUPPORTED)
             )
-        block_len, block_bytes = GGML_QUANT_SIZES[kind]
+        block_len, block_bytes = BLOCK_SIZES[kind]
         if not shape or min(shape) < 1 or shape[-1] % block_len:
             raise ValueError(f"tensor {name!r} of type {kind.name} has shape {shape}")
         num_bytes = math.prod(shape) // block_len * block_bytes

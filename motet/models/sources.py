@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gguf.constants import GGMLQuantizationType
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from motet.core.block_types import BlockType
 from motet.core.errors import LoadError, UnsupportedError
 from motet.models.gguf import GGUFFile
 from motet.nn.context import WeightSource
@@ -104,7 +104,7 @@ class GGUFSource(WeightSource):
         assert isinstance(tensor, Tensor)
         return tensor
 
-    def kind(self, name: str) -> GGMLQuantizationType | None:
+    def kind(self, name: str) -> BlockType | None:
         return self._file.tensors[self._names[name]].type
 
     def matrix(self, name: str, shape: tuple[int, int], dtype: torch.dtype) -> Matrix:

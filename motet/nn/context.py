@@ -12,10 +12,10 @@ from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
 
 import torch
-from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from motet.attention.protocol import AttentionBackend
+from motet.core.block_types import BlockType
 from motet.core.errors import LoadError
 from motet.core.state import Paged
 from motet.ops.backend import ReferenceOps
@@ -37,7 +37,7 @@ class WeightSource(Protocol):
     def get(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """The tensor in `dtype`. `shape` is only a wish (sources that invent tensors need it); raises KeyError."""
 
-    def kind(self, name: str) -> GGMLQuantizationType | None:
+    def kind(self, name: str) -> BlockType | None:
         """The GGUF type that `matrix` keeps; None for floats in the model's dtype."""
         return None
 

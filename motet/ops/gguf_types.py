@@ -1,6 +1,6 @@
 """Block formats of GGUF: quantised bytes to numbers, in torch.
 
-A tensor is a run of blocks, each of `GGML_QUANT_SIZES[type]` elements and bytes. The functions below take blocks uint8
+A tensor is a run of blocks, each of `BLOCK_SIZES[type]` elements and bytes. The functions below take blocks uint8
 [N, bytes] and give float32 [N, elements], bit for bit what the `gguf` package's numpy code gives (d: scale, m: minimum,
 q: small integers). Source: ggml's ggml-common.h and ggml-quants.c.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
+from motet.core.block_types import BLOCK_SIZES, BlockType
+
 PLAIN = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
+    BlockType.F32: torch.float32,
+    BlockType.F16: torch.float16,
+    BlockType.BF16: torch.bfloat16,
 }
 # Elements at a time. Intermediate results stay in the cache; and torch does this many in one thread, so that no thread
 # waits for others at each small operator, which takes for ever on a busy machine.
@@ -99,24 +100,24 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return q.view(-1, 16, 16).float().sub_(32).mul_(d.unsqueeze(2)).view(-1, 256)
 
 
-DEQUANTIZERS: dict[GGMLQuantizationType, Callable[[Tensor], Tensor]] = {
-    GGMLQuantizationType.Q4_0: _q4_0,
-    GGMLQuantizationType.Q4_1: _q4_1,
-    GGMLQuantizationType.Q5_0: _q5_0,
-    GGMLQuantizationType.Q5_1: _q5_1,
-    GGMLQuantizationType.Q8_0: _q8_0,
-    GGMLQuantizationType.Q4_K: _q4_k,
-    GGMLQuantizationType.Q5_K: _q5_k,
-    GGMLQuantizationType.Q6_K: _q6_k,
+DEQUANTIZERS: dict[BlockType, Callable[[Tensor], Tensor]] = {
+    BlockType.Q4_0: _q4_0,
+    BlockType.Q4_1: _q4_1,
+    BlockType.Q5_0: _q5_0,
+    BlockType.Q5_1: _q5_1,
+    BlockType.Q8_0: _q8_0,
+    BlockType.Q4_K: _q4_k,
+    BlockType.Q5_K: _q5_k,
+    BlockType.Q6_K: _q6_k,
 }
 SUPPORTED = (*PLAIN, *DEQUANTIZERS)
 
 
-def dequantize(raw: Tensor, kind: GGMLQuantizationType, dtype: torch.dtype) -> Tensor:
+def dequantize(raw: Tensor, kind: BlockType, dtype: torch.dtype) -> Tensor:
     """Flat uint8 bytes of a tensor of type `kind` -> its values, flat, in `dtype`; plain types may share the memory."""
     if kind in PLAIN:
         return raw.view(PLAIN[kind]).to(dtype)
-    block_len, block_bytes = GGML_QUANT_SIZES[kind]
+    block_len, block_bytes = BLOCK_SIZES[kind]
     blocks, convert = raw.view(-1, block_bytes), DEQUANTIZERS[kind]
     out = torch.empty(len(blocks), block_len, dtype=dtype)
     for source, target in zip(blocks.split(CHUNK // block_len), out.split(CHUNK // block_len), strict=True):

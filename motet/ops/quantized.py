@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import torch
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
+from motet.core.block_types import BLOCK_SIZES, BlockType
 from motet.core.config import SCHEMES as SCHEMES
 from motet.ops.gguf_types import dequantize
 
@@ -20,12 +20,12 @@ class QuantizedMatrix:
     blocks: uint8 [num_outputs, bytes of a row], not to be written to
     """
 
-    kind: GGMLQuantizationType
+    kind: BlockType
     blocks: Tensor
     num_inputs: int
 
     def __post_init__(self) -> None:
-        block_len, block_bytes = GGML_QUANT_SIZES[self.kind]
+        block_len, block_bytes = BLOCK_SIZES[self.kind]
         row_bytes = self.num_inputs // block_len * block_bytes
         if self.num_inputs % block_len or self.blocks.dtype is not torch.uint8 or self.blocks.shape[1:] != (row_bytes,):
             raise ValueError(

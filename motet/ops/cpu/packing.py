@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import torch
-from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
+from motet.core.block_types import BlockType
 from motet.ops.cpu.library import DTYPE_CODES, LINEAR_BLOCK, QUANT_BLOCK, kernels
 from motet.ops.gguf_types import DEQUANTIZERS, PLAIN
 from motet.ops.quantized import SCHEMES, QuantizedMatrix, int4_group
@@ -66,7 +66,7 @@ def _source(part: Tensor | QuantizedMatrix, scheme: str | None) -> _Source:
         if part.kind not in PLAIN:
             if part.kind not in DEQUANTIZERS:
                 raise ValueError(f"no kernel for weights of type {part.kind.name}; dequantize() them first")
-            return _Source(part.blocks, part.num_inputs, int(GGMLQuantizationType(part.kind)), GGUF_GROUP)
+            return _Source(part.blocks, part.num_inputs, int(BlockType(part.kind)), GGUF_GROUP)
         part = part.dequantize(PLAIN[part.kind])
     if part.dtype not in DTYPE_CODES or part.dim() != 2:
         raise ValueError(

@@ -12,10 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 import torch.nn.functional as F
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import quantize
 from torch import Tensor
 
+from motet.core.block_types import BLOCK_SIZES, BlockType
 from motet.ops.gguf_types import DEQUANTIZERS, PLAIN
 from motet.ops.quantized import QuantizedMatrix, int4_group
 from motet.ops.registry import OpSpec, Sample, define_op
@@ -122,16 +121,19 @@ def quantized_linear(
     return multiply(x, pack_linear(weight, scheme=scheme), bias, residual).to(x.dtype)
 
 
-def random_blocks(kind: GGMLQuantizationType, num_outputs: int, num_inputs: int, seed: int = 0) -> QuantizedMatrix:
+def random_blocks(kind: BlockType, num_outputs: int, num_inputs: int, seed: int = 0) -> QuantizedMatrix:
     """A matrix of a type: from random weights where the `gguf` package can quantise, else of random valid bytes."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import quantize
+
     random = np.random.default_rng(seed + num_outputs + num_inputs)
     try:
         weights = random.standard_normal((num_outputs, num_inputs), dtype=np.float32) / num_inputs**0.5
-        return QuantizedMatrix(kind, torch.from_numpy(quantize(weights, kind)), num_inputs)
+        return QuantizedMatrix(kind, torch.from_numpy(quantize(weights, GGMLQuantizationType(kind))), num_inputs)
     except NotImplementedError:
-        block_len, block_bytes = GGML_QUANT_SIZES[kind]
+        block_len, block_bytes = BLOCK_SIZES[kind]
         blocks = random.integers(0, 256, (num_outputs, num_inputs // block_len, block_bytes), dtype=np.uint8)
-        is_q6 = kind is GGMLQuantizationType.Q6_K  # its only float16 stands last; the others begin with two
+        is_q6 = kind == BlockType.Q6_K  # its only float16 stands last; the others begin with two
         scales = blocks[..., -2:] if is_q6 else blocks[..., :4]
         floats = random.uniform(1e-5, 1e-4, (*scales.shape[:-1], scales.shape[-1] // 2)).astype(np.float16)
         scales[...] = floats.view(np.uint8)
