@@ -1,6 +1,7 @@
 // The softmax of a few queries over the keys of one KV head: what a task of csrc/attention.cpp does.
 #pragma once
 
+#include "byte_floats.h"
 #include "kernels.h"
 #include "transpose.h"
 #include "vec.h"
@@ -100,13 +101,33 @@ MOTET_INLINE void transpose_keys(const f32x16 (&keys)[kWidth], const StoreColumn
     }
 }
 
+// Small neighbours move as one word, which is less work. Returns how many dimensions are done.
 template <class T>
-int64_t load_key_pairs(float*, const T* const*, int64_t) {
-    return 0;
+int64_t load_key_words(float* out, const T* const* keys, const float* scales, int64_t head_size) {
+    int64_t d = 0;
+    if constexpr (kIsScaled<T>) {
+        for (; d + 4 * kLanes <= head_size; d += 4 * kLanes) {
+            for (int64_t first = 0; first < kGroup; first += kWidth) {
+                f32x16 words[kWidth] = {};
+                for (int64_t i = 0; i < kWidth; ++i) {
+                    if (keys[first + i]) std::memcpy(&words[i], keys[first + i] + d, sizeof(f32x16));
+                }
+                f32_part scale;
+                std::memcpy(&scale, scales + first, sizeof(scale));
+                transpose_keys(words, [&](int64_t column, f32_part word) {
+                    float* row = out + (d + 4 * column) * kGroup + first;
+                    for (int j = 0; j < 4; ++j) {
+                        const f32_part floats = from_top_byte<T>(bit_cast<u32_part>(word) << (24 - 8 * j)) * scale;
+                        std::memcpy(row + j * kGroup, &floats, sizeof(floats));
+                    }
+                });
+            }
+        }
+    }
+    return d;
 }
 
-// Two neighbours of bfloat16 move as one word: half the work. Returns how many dimensions are done.
-int64_t load_key_pairs(float* out, const bf16* const* keys, int64_t head_size) {
+int64_t load_key_words(float* out, const bf16* const* keys, const float*, int64_t head_size) {
     int64_t d = 0;
     for (; d + 2 * kLanes <= head_size; d += 2 * kLanes) {
         for (int64_t first = 0; first < kGroup; first += kWidth) {
@@ -125,10 +146,10 @@ int64_t load_key_pairs(float* out, const bf16* const* keys, int64_t head_size) {
     return d;
 }
 
-// keys[kGroup], null where there is none, to out [head_size, kGroup].
+// keys[kGroup], null where there is none, to out [head_size, kGroup]. scales[kGroup]: of a type that has them.
 template <class T>
-void load_keys(float* out, const T* const* keys, int64_t head_size) {
-    for (int64_t d = load_key_pairs(out, keys, head_size); d < head_size; d += kLanes) {
+void load_keys(float* out, const T* const* keys, const float* scales, int64_t head_size) {
+    for (int64_t d = load_key_words(out, keys, scales, head_size); d < head_size; d += kLanes) {
         const int64_t rest = smaller(kLanes, head_size - d);
         for (int64_t first = 0; first < kGroup; first += kWidth) {
             f32x16 block[kWidth] = {};
@@ -137,6 +158,11 @@ void load_keys(float* out, const T* const* keys, int64_t head_size) {
                 if (key) block[i] = rest == kLanes ? load(key + d) : load_first(key + d, rest);
             }
             transpose_keys(block, [&](int64_t column, f32_part floats) {
+                if constexpr (kIsScaled<T>) {
+                    f32_part scale;
+                    std::memcpy(&scale, scales + first, sizeof(scale));
+                    floats *= scale;
+                }
                 if (column < rest) std::memcpy(out + (d + column) * kGroup + first, &floats, sizeof(floats));
             });
         }
@@ -295,7 +321,7 @@ private:
 
     bool sees(int64_t r) const { return first_[r] < last_[r]; }
 
-    // Calls visit(index, place) for positions [first, end) of the row; place is that of the head's vector in a cache.
+    // Calls visit(position, vector) for positions [first, end) of the row; vector counts the vectors of a cache.
     template <class Visit>
     __attribute__((always_inline)) void for_each_key(int64_t first, int64_t end, const Visit& visit) const {
         const int32_t* table = args_.block_table + tile_.row * args_.table_stride;
@@ -306,20 +332,20 @@ private:
                 offset = 0;
             }
             const int64_t slot = table[block] * args_.block_size + offset;
-            visit(position, (slot * args_.num_kv_heads + tile_.kv_head) * args_.head_size);
+            visit(position, slot * args_.num_kv_heads + tile_.kv_head);
         }
     }
 
     // Asks for keys to come. The first head does it for all: theirs lie beside its own, and are mostly next.
     // (Always inline: GCC drops calls of a function that does nothing but prefetch.)
     __attribute__((always_inline)) void prefetch(int64_t first, int64_t end) const {
-        const int64_t key_bytes = args_.head_size * (args_.cache_dtype == DType::f32 ? 4 : 2);
-        const int64_t num_bytes = key_bytes * (tile_.kv_head == 0 ? args_.num_kv_heads : 1);
+        const int64_t key_bytes = args_.head_size * num_bytes(args_.cache_dtype);
+        const int64_t all_bytes = key_bytes * (tile_.kv_head == 0 ? args_.num_kv_heads : 1);
         const char* k_cache = static_cast<const char*>(args_.k_cache);
         const char* v_cache = static_cast<const char*>(args_.v_cache);
-        for_each_key(first, smaller(end, end_key()), [&](int64_t, int64_t place) __attribute__((always_inline)) {
-            const int64_t start = place / args_.head_size * key_bytes;
-            for (int64_t byte = start; byte < start + num_bytes; byte += 64) {
+        for_each_key(first, smaller(end, end_key()), [&](int64_t, int64_t vector) __attribute__((always_inline)) {
+            const int64_t start = vector * key_bytes;
+            for (int64_t byte = start; byte < start + all_bytes; byte += 64) {
                 __builtin_prefetch(k_cache + byte, 0, kSecondLevel);
                 __builtin_prefetch(v_cache + byte, 0, kSecondLevel);
             }
@@ -328,9 +354,11 @@ private:
 
     void load_group(int64_t start, int64_t first, int64_t end) {
         switch (args_.cache_dtype) {
-            case DType::f32: return load_group_as<float>(start, first, end);
-            case DType::bf16: return load_group_as<bf16>(start, first, end);
-            case DType::f16: return load_group_as<f16>(start, first, end);
+            case CacheDType::f32: return load_group_as<float>(start, first, end);
+            case CacheDType::bf16: return load_group_as<bf16>(start, first, end);
+            case CacheDType::f16: return load_group_as<f16>(start, first, end);
+            case CacheDType::int8: return load_group_as<i8>(start, first, end);
+            case CacheDType::f8: return load_group_as<f8>(start, first, end);
         }
     }
 
@@ -340,11 +368,19 @@ private:
         const T* k_cache = static_cast<const T*>(args_.k_cache);
         const T* v_cache = static_cast<const T*>(args_.v_cache);
         const T* keys[kGroup] = {};
-        for_each_key(first, end, [&](int64_t position, int64_t place) {
-            keys[position - start] = k_cache + place;
-            convert(scratch_.values + (position - start) * stride_, v_cache + place, args_.head_size);
+        float scales[kGroup] = {};
+        for_each_key(first, end, [&](int64_t position, int64_t vector) {
+            const int64_t index = position - start;
+            keys[index] = k_cache + vector * args_.head_size;
+            float* values = scratch_.values + index * stride_;
+            if constexpr (kIsScaled<T>) {
+                scales[index] = args_.k_scale[vector];
+                load_scaled(values, v_cache + vector * args_.head_size, args_.head_size, args_.v_scale[vector]);
+            } else {
+                convert(values, v_cache + vector * args_.head_size, args_.head_size);
+            }
         });
-        load_keys(scratch_.keys, keys, args_.head_size);
+        load_keys(scratch_.keys, keys, scales, args_.head_size);
     }
 
     // q k' of the group's vectors [first, end).
