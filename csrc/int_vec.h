@@ -126,6 +126,22 @@ MOTET_INLINE int32_t largest(const i32x16& v) {
 #endif
 }
 
+// The first `count` elements, at most sixteen; the other lanes are zero.
+template <class T>
+MOTET_INLINE f32x16 load_up_to(const T* p, int64_t count) {
+    if (count >= kLanes) return load(p);
+    return count > 0 ? load_first(p, count) : f32x16{};
+}
+
+// The bits of the greatest |x|. Without their signs, floats are in the order of their bits, infinity and NaN above all
+// others.
+template <class T>
+MOTET_INLINE int32_t greatest_magnitude(const T* x, int64_t count) {
+    i32x16 most = {};
+    for (int64_t i = 0; i < count; i += kLanes) most = max(most, magnitude_bits(load_up_to(x + i, count - i)));
+    return largest(most);
+}
+
 MOTET_INLINE int32_t sum(const i32x16& v) {
 #if defined(__AVX512F__)
     return _mm512_reduce_add_epi32((__m512i)v.part[0]);

@@ -208,9 +208,18 @@ struct HeadStrides {  // in elements, of [num_tokens, num_heads, head_size] whos
     int64_t head;
 };
 
+// Of cached K and V. In one byte: int8 or FP8 E4M3, with a float32 scale for each token and head.
+enum class CacheDType : int { f32 = 0, bf16 = 1, f16 = 2, int8 = 3, f8 = 4 };
+
+constexpr int64_t num_bytes(CacheDType dtype) {
+    return dtype == CacheDType::f32 ? 4 : dtype == CacheDType::int8 || dtype == CacheDType::f8 ? 1 : 2;
+}
+
 struct WriteKvArgs {
     void* k_cache;         // [num_slots, num_kv_heads, head_size] of cache_dtype
     void* v_cache;         // the same
+    float* k_scale;        // [num_slots, num_kv_heads] of a type of one byte, else null
+    float* v_scale;        // the same
     const void* k;         // [num_tokens, num_kv_heads, head_size] of dtype
     const void* v;         // the same
     const int64_t* slots;  // [num_tokens]; of two tokens with one slot, either may win
@@ -220,7 +229,7 @@ struct WriteKvArgs {
     HeadStrides k_strides;
     HeadStrides v_strides;
     DType dtype;
-    DType cache_dtype;
+    CacheDType cache_dtype;
 };
 
 template <class Visit>
@@ -233,6 +242,8 @@ struct PagedAttentionArgs {
     const void* q;               // [num_tokens, num_heads, head_size] of dtype
     const void* k_cache;         // [num_slots, num_kv_heads, head_size] of cache_dtype
     const void* v_cache;         // the same
+    const float* k_scale;        // [num_slots, num_kv_heads] of a type of one byte, else null
+    const float* v_scale;        // the same
     const int32_t* rows;         // [3, num_rows]: first position, number of tokens, index of the first token in q
     const int32_t* block_table;  // [num_rows, table_stride]; position p stands in slot
                                  // block_table[row, p / block_size] * block_size + p % block_size
@@ -249,7 +260,7 @@ struct PagedAttentionArgs {
     float scale;
     float soft_cap;  // 0: none
     DType dtype;
-    DType cache_dtype;
+    CacheDType cache_dtype;
 };
 
 template <class Visit>

@@ -92,6 +92,11 @@ DType dtype_of(int code) {
     return DType(code);
 }
 
+CacheDType cache_dtype_of(int code) {
+    if (code < int(CacheDType::f32) || code > int(CacheDType::f8)) throw nb::value_error("unknown dtype code of a cache");
+    return CacheDType(code);
+}
+
 QuantKind kind_of(int code) {
     for (const QuantKind kind : kQuantKinds) {
         if (code == int(kind)) return kind;
@@ -201,27 +206,30 @@ public:
                                   q_norm_size, k_norm_size, eps, dtype_of(dtype)});
     }
 
-    void write_kv(uintptr_t k_cache, uintptr_t v_cache, uintptr_t k, uintptr_t v, uintptr_t slots, int64_t num_tokens,
-                  int64_t num_kv_heads, int64_t head_size, int64_t k_token_stride, int64_t k_head_stride,
-                  int64_t v_token_stride, int64_t v_head_stride, int dtype, int cache_dtype) const {
-        MOTET_SUBMIT(write_kv, WriteKvArgs{pointer<void>(k_cache), pointer<void>(v_cache), pointer<const void>(k),
-                                           pointer<const void>(v), pointer<const int64_t>(slots), num_tokens,
-                                           num_kv_heads, head_size, {k_token_stride, k_head_stride},
-                                           {v_token_stride, v_head_stride}, dtype_of(dtype), dtype_of(cache_dtype)});
+    void write_kv(uintptr_t k_cache, uintptr_t v_cache, uintptr_t k_scale, uintptr_t v_scale, uintptr_t k, uintptr_t v,
+                  uintptr_t slots, int64_t num_tokens, int64_t num_kv_heads, int64_t head_size, int64_t k_token_stride,
+                  int64_t k_head_stride, int64_t v_token_stride, int64_t v_head_stride, int dtype,
+                  int cache_dtype) const {
+        MOTET_SUBMIT(write_kv, WriteKvArgs{pointer<void>(k_cache), pointer<void>(v_cache), pointer<float>(k_scale),
+                                           pointer<float>(v_scale), pointer<const void>(k), pointer<const void>(v),
+                                           pointer<const int64_t>(slots), num_tokens, num_kv_heads, head_size,
+                                           {k_token_stride, k_head_stride}, {v_token_stride, v_head_stride},
+                                           dtype_of(dtype), cache_dtype_of(cache_dtype)});
     }
 
-    void paged_attention(uintptr_t out, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache, uintptr_t rows,
-                         uintptr_t block_table, uintptr_t alibi_slopes, uintptr_t sinks, int64_t num_rows,
-                         int64_t table_stride, int64_t block_size, int64_t window, int64_t num_heads,
-                         int64_t num_kv_heads, int64_t head_size, int64_t q_token_stride, int64_t q_head_stride,
-                         float scale, float soft_cap, int dtype, int cache_dtype) const {
+    void paged_attention(uintptr_t out, uintptr_t q, uintptr_t k_cache, uintptr_t v_cache, uintptr_t k_scale,
+                         uintptr_t v_scale, uintptr_t rows, uintptr_t block_table, uintptr_t alibi_slopes,
+                         uintptr_t sinks, int64_t num_rows, int64_t table_stride, int64_t block_size, int64_t window,
+                         int64_t num_heads, int64_t num_kv_heads, int64_t head_size, int64_t q_token_stride,
+                         int64_t q_head_stride, float scale, float soft_cap, int dtype, int cache_dtype) const {
         MOTET_SUBMIT(paged_attention,
                      PagedAttentionArgs{pointer<void>(out), pointer<const void>(q), pointer<const void>(k_cache),
-                                        pointer<const void>(v_cache), pointer<const int32_t>(rows),
+                                        pointer<const void>(v_cache), pointer<const float>(k_scale),
+                                        pointer<const float>(v_scale), pointer<const int32_t>(rows),
                                         pointer<const int32_t>(block_table), pointer<const float>(alibi_slopes),
                                         pointer<const float>(sinks), num_rows, table_stride, block_size, window,
                                         num_heads, num_kv_heads, head_size, {q_token_stride, q_head_stride}, scale,
-                                        soft_cap, dtype_of(dtype), dtype_of(cache_dtype)});
+                                        soft_cap, dtype_of(dtype), cache_dtype_of(cache_dtype)});
     }
 
 #undef MOTET_SUBMIT

@@ -12,19 +12,10 @@ namespace {
 
 constexpr int64_t kLeastInputs = 4096;  // that are worth a thread
 
-template <class T>
-MOTET_INLINE f32x16 load_up_to(const T* p, int64_t count) {
-    if (count >= kLanes) return load(p);
-    return count > 0 ? load_first(p, count) : f32x16{};
-}
-
 // `count` inputs, and zeros up to `num_bytes`. A group with a NaN or an infinity gets the scale NaN.
 template <class T>
 void quantize_group(uint8_t* out, const T* x, int64_t count, int64_t num_bytes) {
-    // Without their signs, floats are in the order of their bits, infinity and NaN above all others.
-    i32x16 most = {};
-    for (int64_t i = 0; i < count; i += kLanes) most = max(most, magnitude_bits(load_up_to(x + i, count - i)));
-    const int32_t bits = largest(most);
+    const int32_t bits = greatest_magnitude(x, count);
     const bool is_finite = bits < 0x7f800000;
     const float greatest = bit_cast<float>(bits), scale = is_finite ? greatest / 127.0f : __builtin_nanf("");
     const bool is_zero = greatest < 0x1p-100f;

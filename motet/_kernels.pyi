@@ -1,4 +1,5 @@
-"""The C++ kernels. Tensor arguments are addresses of dense buffers; dtype: 0 float32, 1 bfloat16, 2 float16."""
+"""The C++ kernels. Tensor arguments are addresses of dense buffers; dtype: 0 float32, 1 bfloat16, 2 float16,
+and of a cache 3 int8, 4 float8_e4m3fn."""
 
 from collections.abc import Sequence
 
@@ -121,6 +122,8 @@ class Calls:
         self,
         k_cache: int,
         v_cache: int,
+        k_scale: int,
+        v_scale: int,
         k: int,
         v: int,
         slots: int,
@@ -141,6 +144,8 @@ class Calls:
         q: int,
         k_cache: int,
         v_cache: int,
+        k_scale: int,
+        v_scale: int,
         rows: int,
         block_table: int,
         alibi_slopes: int,

@@ -96,5 +96,8 @@ class CpuPagedAttention:
     ) -> Tensor:
         if plan.rows.num_blocks * plan.rows.block_size > state.k.shape[0]:
             raise ValueError(f"the block table names {plan.rows.num_blocks} blocks, more than the caches have")
-        write_kv(self.target, k, v, state.k, state.v, plan.slot_mapping)
-        return paged_attention(self.target, q, state.k, state.v, plan.rows, scale, soft_cap, alibi_slopes, sinks)
+        scales = (state.k_scale, state.v_scale)
+        write_kv(self.target, k, v, state.k, state.v, plan.slot_mapping, *scales)
+        return paged_attention(
+            self.target, q, state.k, state.v, plan.rows, scale, soft_cap, alibi_slopes, sinks, *scales
+        )

@@ -55,8 +55,9 @@ class PagedAttention:
         alibi_slopes: Tensor | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        write_kv(k, v, state.k, state.v, plan.slot_mapping)
-        return attend(q, state.k, state.v, plan.segments, scale, soft_cap, alibi_slopes, sinks)
+        scales = (state.k_scale, state.v_scale)
+        write_kv(k, v, state.k, state.v, plan.slot_mapping, *scales)
+        return attend(q, state.k, state.v, plan.segments, scale, soft_cap, alibi_slopes, sinks, *scales)
 
     @staticmethod
     def _slots(rows: StepRows, row: int, start: int, stop: int) -> Tensor:

@@ -27,7 +27,7 @@ ENGINE_HELP = {
     "gpu_memory_utilization": "Share of the available memory that the KV cache may take. Default on a CPU: 0.5.",
     "kv_cache_memory_bytes": "Size of the KV cache in bytes, instead of a share.",
     "num_blocks_override": "Number of KV cache blocks, instead of a size.",
-    "kv_cache_dtype": "Of cached K and V; auto: as --dtype.",
+    "kv_cache_dtype": "Of cached K and V: auto (as --dtype), float32, float16, bfloat16, int8 or fp8 (also fp8_e4m3).",
     "max_num_seqs": "Most requests that run at the same time.",
     "max_num_batched_tokens": "Most tokens that one step computes; longer prompts run in chunks.",
     "scheduling_policy": "fcfs (first come, first served) or priority.",

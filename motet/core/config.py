@@ -18,6 +18,8 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 SCHEMES = ("int8", "int4")  # ways to quantise a floating checkpoint at load
 READABLE = "floating checkpoints, also quantised at load (quantization='int8' or 'int4'), and GGUF files"
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+KV_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
+KV_DTYPE_ALIASES = {**DTYPE_ALIASES, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,7 +48,7 @@ class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     memory_utilization: float | None  # share of the memory available to the process; None: the device's default
     kv_cache_memory_bytes: int | None
     num_blocks_override: int | None
-    kv_cache_dtype: str  # "auto": the model's dtype
+    kv_cache_dtype: str  # torch's name; "auto": the model's dtype
 
 
 class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -162,7 +164,11 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         checks: list[tuple[str, bool, str]] = [
             ("model", bool(self.model), "a folder, a GGUF file, a packaged model's name or a hub id"),
             ("dtype", self.dtype in dtypes, f"one of {', '.join(DTYPES)}"),
-            ("kv_cache_dtype", self.kv_cache_dtype in dtypes, f"one of {', '.join(DTYPES)}"),
+            (
+                "kv_cache_dtype",
+                self.kv_cache_dtype in (*KV_DTYPES, *KV_DTYPE_ALIASES),
+                f"one of {', '.join(KV_DTYPES)}",
+            ),
             ("load_format", self.load_format in ("auto", "safetensors", "gguf", "dummy"), "auto or dummy"),
             ("max_model_len", self.max_model_len is None or self.max_model_len >= 2, "at least 2"),
             ("max_logprobs", self.max_logprobs >= -1, "-1 (no limit) or at least 0"),
@@ -211,7 +217,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 memory_utilization=self.gpu_memory_utilization,
                 kv_cache_memory_bytes=self.kv_cache_memory_bytes,
                 num_blocks_override=self.num_blocks_override,
-                kv_cache_dtype=DTYPE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype),
+                kv_cache_dtype=KV_DTYPE_ALIASES.get(self.kv_cache_dtype, self.kv_cache_dtype),
             ),
             scheduler=SchedulerConfig(
                 max_num_seqs=self.max_num_seqs,

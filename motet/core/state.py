@@ -8,11 +8,15 @@ import msgspec
 
 from motet.core.errors import UnsupportedError
 
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "float8_e4m3fn": 1}
+SCALED_DTYPES = ("int8", "float8_e4m3fn")  # of K and V: each token and head has a scale, in float32
 
 
 class Paged(msgspec.Struct, frozen=True, tag=True):
-    """K and V of one layer in blocks. `window` is the number of keys a query sees, itself included (None: all)."""
+    """K and V of one layer in blocks. `window` is the number of keys a query sees, itself included (None: all).
+
+    dtype: a key of DTYPE_BYTES
+    """
 
     num_kv_heads: int
     head_size: int
@@ -21,7 +25,11 @@ class Paged(msgspec.Struct, frozen=True, tag=True):
 
     @property
     def bytes_per_token(self) -> int:
-        return 2 * self.num_kv_heads * self.head_size * DTYPE_BYTES[self.dtype]
+        return 2 * self.num_kv_heads * (self.head_size * DTYPE_BYTES[self.dtype] + (4 if self.is_scaled else 0))
+
+    @property
+    def is_scaled(self) -> bool:
+        return self.dtype in SCALED_DTYPES
 
 
 class Recurrent(msgspec.Struct, frozen=True, tag=True):

@@ -14,11 +14,20 @@ from motet.core.state import Capacity, Paged, StateGroup, StateSpec
 
 @dataclass(frozen=True)
 class PagedState:
-    """K and V of one layer, [num_slots, num_kv_heads, head_size]; slot = block * block_size + offset."""
+    """K and V of one layer, [num_slots, num_kv_heads, head_size]; slot = block * block_size + offset.
+
+    k_scale, v_scale: float32 [num_slots, num_kv_heads] of int8 and float8_e4m3fn, which stand for their product with it
+    """
 
     k: Tensor
     v: Tensor
     group: int
+    k_scale: Tensor | None = None
+    v_scale: Tensor | None = None
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [x for x in (self.k, self.v, self.k_scale, self.v_scale) if x is not None]
 
 
 class StateStore:
@@ -31,15 +40,17 @@ class StateStore:
             for layer in group.layers:
                 spec = specs[layer]
                 assert isinstance(spec, Paged)
-                k, v = _zeros((2, num_slots, spec.num_kv_heads, spec.head_size), getattr(torch, spec.dtype)).unbind(0)
-                self._paged[layer] = PagedState(k, v, index)
+                shape = (2, num_slots, spec.num_kv_heads)
+                k, v = _zeros((*shape, spec.head_size), getattr(torch, spec.dtype)).unbind(0)
+                scales = _zeros(shape, torch.float32).unbind(0) if spec.is_scaled else (None, None)
+                self._paged[layer] = PagedState(k, v, index, *scales)
 
     def paged(self, layer: str) -> PagedState:
         return self._paged[layer]
 
     @property
     def num_bytes(self) -> int:
-        return sum(2 * state.k.numel() * state.k.element_size() for state in self._paged.values())
+        return sum(x.numel() * x.element_size() for state in self._paged.values() for x in state.tensors)
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

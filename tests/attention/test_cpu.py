@@ -55,6 +55,16 @@ EXTRAS = [
 ]
 
 
+def new_state(num_slots: int, setting: Setting, fill: float) -> PagedState:
+    """Caches full of `fill`; those that have scales are full of ones, times `fill`."""
+    shape = (2, num_slots, setting.num_kv_heads)
+    if setting.cache_dtype in DTYPES:
+        k, v = torch.full((*shape, setting.head_size), fill).to(setting.cache_dtype)
+        return PagedState(k, v, 0)
+    k, v = torch.ones(*shape, setting.head_size).to(setting.cache_dtype)
+    return PagedState(k, v, 0, *torch.full(shape, fill))
+
+
 def run(
     setting: Setting,
     lengths: list[int],
@@ -79,9 +89,7 @@ def run(
     table = torch.zeros(len(lengths), max(needed), dtype=torch.int32)
     for row, count in enumerate(needed):
         table[row, :count] = torch.tensor([blocks.pop() for _ in range(count)])
-    caches = torch.full((2, (sum(needed) + 3) * block_size, setting.num_kv_heads, setting.head_size), fill)
-    caches = caches.to(setting.cache_dtype)
-    state = PagedState(caches[0], caches[1], 0)
+    state = new_state((sum(needed) + 3) * block_size, setting, fill)
     slopes = torch.rand(setting.num_heads, generator=torch.Generator().manual_seed(3)) if setting.has_alibi else None
     sinks = torch.randn(setting.num_heads, generator=torch.Generator().manual_seed(4)) if setting.has_sinks else None
     outs: list[list[Tensor]] = [[] for _ in lengths]
@@ -307,6 +315,7 @@ def test_an_empty_step() -> None:
         ({"v": torch.zeros(4, 2, 16, dtype=torch.float16)}, "v must be"),
         ({"caches": torch.zeros(2, 12, 2, 16)}, "4 blocks"),
         ({"caches": torch.zeros(2, 16, 2, 16, dtype=torch.float64)}, "caches must be float32"),
+        ({"caches": torch.zeros(2, 16, 2, 16, dtype=torch.int8)}, "int8 needs k_scale"),
         ({"caches": torch.zeros(2, 2, 16, 16).transpose(1, 2)}, "contiguous"),
         ({"alibi_slopes": torch.zeros(5)}, "alibi_slopes must be"),
         ({"sinks": torch.zeros(6, dtype=torch.float64)}, "sinks must be"),

@@ -42,7 +42,9 @@ def test_options_not_served_yet_are_refused_by_name_unless_they_ask_for_nothing(
     "options",
     [
         {"dtype": "int8"},
-        {"kv_cache_dtype": "fp8"},
+        {"dtype": "fp8"},
+        {"kv_cache_dtype": "fp8_e5m2"},
+        {"kv_cache_dtype": "int4"},
         {"load_format": "pt"},
         {"max_model_len": 1},
         {"max_logprobs": -2},
@@ -96,6 +98,9 @@ def test_spellings_that_mean_the_same() -> None:
     assert make(dtype=torch.bfloat16).resolve().model.dtype == "bfloat16"
     assert make(dtype="half").resolve().model.dtype == "float16"
     assert make(kv_cache_dtype="bf16").resolve().cache.kv_cache_dtype == "bfloat16"
+    assert make(kv_cache_dtype="int8").resolve().cache.kv_cache_dtype == "int8"
+    for name in ("fp8", "fp8_e4m3"):
+        assert make(kv_cache_dtype=name).resolve().cache.kv_cache_dtype == "float8_e4m3fn"
     assert EngineArgs.from_options({"model": Path("models") / "one"}).model == "models/one"
 
 

@@ -32,6 +32,14 @@ def test_bytes_per_token_add_up_over_layers_and_dtypes() -> None:
     assert group.bytes_per_token == 2 * 2 * 8 * 4 + 2 * 1 * 8 * 2
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_one_byte_and_a_scale_for_each_head_make_room_for_nearly_twice_as_many_tokens(dtype: str) -> None:
+    for head_size, factor in ((64, 1.88), (128, 1.93), (256, 1.96)):
+        small, half = (Paged(3, head_size, name).bytes_per_token for name in (dtype, "bfloat16"))
+        assert small == 2 * 3 * (head_size + 4)
+        assert half / small > factor
+
+
 def test_recurrent_state_is_refused_by_name() -> None:
     with pytest.raises(UnsupportedError, match="'conv'"):
         group_states({"conv": Recurrent((4, 8), "float32")}, 64)

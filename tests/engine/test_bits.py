@@ -69,3 +69,22 @@ def test_threads_and_block_size_do_not_change_a_bit(tiny_checkpoints: Any) -> No
     expected = alone_bits(folder, prompts, dtype="bfloat16")
     for options in ({"threads": 2}, {"threads": 3, "block_size": 16}, {"block_size": 1, "max_num_batched_tokens": 33}):
         assert bits(generate(make_engine(folder, dtype="bfloat16", **options), prompts, PARAMS)) == expected
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("family", ["Llama", "Gemma3"])
+def test_caches_of_one_byte_keep_the_promise(family: str, kv_cache_dtype: str, tiny_checkpoints: Any) -> None:
+    folder = tiny_checkpoints(family)[0]
+    prompts = random_prompts(LENGTHS)
+    options: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype}
+    expected = alone_bits(folder, prompts, **options)
+    assert expected != alone_bits(folder, prompts, dtype="bfloat16")
+    batched = make_engine(folder, **options, threads=2)
+    assert bits(generate(batched, prompts, PARAMS)) == expected
+    assert bits(generate(batched, prompts, PARAMS)) == expected  # from the prefix cache
+    chunked = make_engine(folder, **options, max_num_batched_tokens=7, async_scheduling=False)
+    assert bits(generate(chunked, prompts, PARAMS)) == expected
+    assert bits(generate(make_engine(folder, **options, enforce_eager=True), prompts, PARAMS)) == expected
+    crowded = make_engine(folder, **options, max_model_len=48, num_blocks_override=16)
+    assert bits(generate(crowded, prompts, PARAMS)) == expected
+    assert crowded.core.scheduler.stats.num_preemptions > 0

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from motet.core.errors import CapacityError, ConfigError
+from motet.ops.cpu import is_available
 from motet.runner import build
 from motet.runner.threads import ThreadCount
 from tests.engine.driver import alone, answers, generate, greedy, make_engine, oracle_greedy, random_prompts
@@ -55,6 +56,24 @@ def test_a_cache_of_lower_precision_than_the_model(tiny_checkpoints: Any) -> Non
     assert together == alone(engine, prompts, greedy())
     chunked = make_engine(folder, kv_cache_dtype="bfloat16", max_num_batched_tokens=3)
     assert together == answers(generate(chunked, prompts, greedy()))
+    assert [ids[:1] for ids in together] == [oracle_greedy(oracle, prompt, 1) for prompt in prompts]
+
+
+@pytest.mark.parametrize("kv_cache_dtype", ["int8", "fp8"])
+@pytest.mark.parametrize("ops", ["cpu", "reference"])
+def test_a_cache_of_one_byte(
+    tiny_checkpoints: Any, kv_cache_dtype: str, ops: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if ops == "cpu" and not is_available():
+        pytest.skip("installed without the C++ kernels")
+    monkeypatch.setenv("MOTET_OPS", ops)
+    folder, oracle = tiny_checkpoints("Llama")
+    engine = make_engine(folder, kv_cache_dtype=kv_cache_dtype, kv_cache_memory_bytes=1 << 16)
+    half = make_engine(folder, kv_cache_dtype="bfloat16", kv_cache_memory_bytes=1 << 16)
+    # Heads of 16: 32 bytes in bfloat16, 20 with a scale.
+    assert (engine.capacity.num_blocks[0] - 1) * 20 == pytest.approx((half.capacity.num_blocks[0] - 1) * 32, abs=20)
+    prompts = random_prompts(LENGTHS)
+    together = answers(generate(engine, prompts, greedy()))
     assert [ids[:1] for ids in together] == [oracle_greedy(oracle, prompt, 1) for prompt in prompts]
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from motet.ops.cpu.library import DTYPE_CODES
+from motet.ops.cpu.library import CACHE_DTYPE_CODES, DTYPE_CODES
 from motet.ops.cpu.program import Count
 from motet.ops.cpu.target import Target
 
@@ -43,16 +43,31 @@ def _check_heads(name: str, x: Tensor, num_tokens: int | Count, head_size: int, 
         )
 
 
-def _check_caches(k_cache: Tensor, v_cache: Tensor) -> None:
+def _check_caches(k_cache: Tensor, v_cache: Tensor, k_scale: Tensor | None, v_scale: Tensor | None) -> tuple[int, int]:
+    """Addresses of the scales, 0 where there are none."""
     if k_cache.dim() != 3 or k_cache.shape != v_cache.shape or k_cache.dtype is not v_cache.dtype:
         raise ValueError(
             f"caches must be alike and [num_slots, heads, head_size], got {k_cache.dtype} {list(k_cache.shape)} "
             f"and {v_cache.dtype} {list(v_cache.shape)}"
         )
-    if k_cache.dtype not in DTYPE_CODES:
-        raise ValueError(f"caches must be float32, bfloat16 or float16, got {k_cache.dtype}")
+    if k_cache.dtype not in CACHE_DTYPE_CODES:
+        raise ValueError(
+            f"caches must be float32, bfloat16, float16, int8 or float8_e4m3fn, got {k_cache.dtype}",
+        )
     if not (k_cache.is_cpu and v_cache.is_cpu and k_cache.is_contiguous() and v_cache.is_contiguous()):
         raise ValueError("caches must be contiguous CPU tensors")
+    if k_cache.dtype in DTYPE_CODES:
+        return 0, 0
+    addresses = []
+    for name, scale in (("k_scale", k_scale), ("v_scale", v_scale)):
+        if scale is None:
+            raise ValueError(f"a cache of {k_cache.dtype} needs {name}")
+        if scale.dtype is not torch.float32 or scale.shape != k_cache.shape[:2] or not scale.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous float32 {list(k_cache.shape[:2])}, got {scale.dtype} {list(scale.shape)}"
+            )
+        addresses.append(scale.data_ptr())
+    return addresses[0], addresses[1]
 
 
 def _check_per_head(name: str, x: Tensor | None, num_heads: int) -> int:
@@ -68,9 +83,18 @@ def _dense_heads(x: Tensor) -> Tensor:
     return x if x.stride(2) == 1 else x.contiguous()
 
 
-def write_kv(target: Target, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slots: Tensor) -> None:
+def write_kv(
+    target: Target,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    slots: Tensor,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
+) -> None:
     """See motet.ops.reference.attention; slots must lie in the caches. Raises ValueError for what else does not fit."""
-    _check_caches(k_cache, v_cache)
+    k_scales, v_scales = _check_caches(k_cache, v_cache, k_scale, v_scale)
     num_tokens, (_, num_kv_heads, head_size) = slots.shape[0], k_cache.shape
     if k.dtype not in DTYPE_CODES:
         raise ValueError(f"k must be float32, bfloat16 or float16, got {k.dtype}")
@@ -84,6 +108,8 @@ def write_kv(target: Target, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Ten
     target.calls.write_kv(
         k_cache.data_ptr(),
         v_cache.data_ptr(),
+        k_scales,
+        v_scales,
         k.data_ptr(),
         v.data_ptr(),
         slots.data_ptr(),
@@ -95,7 +121,7 @@ def write_kv(target: Target, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Ten
         v.stride(0),
         v.stride(1),
         DTYPE_CODES[k.dtype],
-        DTYPE_CODES[k_cache.dtype],
+        CACHE_DTYPE_CODES[k_cache.dtype],
     )
 
 
@@ -109,12 +135,14 @@ def paged_attention(
     soft_cap: float | None = None,
     alibi_slopes: Tensor | None = None,
     sinks: Tensor | None = None,
+    k_scale: Tensor | None = None,
+    v_scale: Tensor | None = None,
 ) -> Tensor:
     """q [T, Hq, D] over the caches [num_slots, Hkv, D] -> [T, Hq * D]; see `attend` in motet.ops.reference.attention.
 
     Raises ValueError for other dtypes, shapes and layouts.
     """
-    _check_caches(k_cache, v_cache)
+    k_scales, v_scales = _check_caches(k_cache, v_cache, k_scale, v_scale)
     num_slots, num_kv_heads, head_size = k_cache.shape
     if q.dtype not in DTYPE_CODES:
         raise ValueError(f"q must be float32, bfloat16 or float16, got {q.dtype}")
@@ -131,6 +159,8 @@ def paged_attention(
         q.data_ptr(),
         k_cache.data_ptr(),
         v_cache.data_ptr(),
+        k_scales,
+        v_scales,
         rows.rows.data_ptr(),
         rows.block_table.data_ptr(),
         _check_per_head("alibi_slopes", alibi_slopes, num_heads),
@@ -147,6 +177,6 @@ def paged_attention(
         scale,
         soft_cap or 0.0,
         DTYPE_CODES[q.dtype],
-        DTYPE_CODES[k_cache.dtype],
+        CACHE_DTYPE_CODES[k_cache.dtype],
     )
     return out

@@ -23,6 +23,7 @@ LINEAR_BLOCK = 64 if _import_error else _kernels.LINEAR_BLOCK
 QUANT_BLOCK = 32 if _import_error else _kernels.QUANT_BLOCK
 GROUP_META_BYTES = 20 if _import_error else _kernels.GROUP_META_BYTES
 DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+CACHE_DTYPE_CODES = {**DTYPE_CODES, torch.int8: 3, torch.float8_e4m3fn: 4}
 
 
 def supported_isas() -> list[str]:
