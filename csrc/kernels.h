@@ -295,6 +295,18 @@ void fields(SelectRowsArgs& a, const Visit& visit) {
     visit(a.out, a.x, a.rows, a.num_rows);
 }
 
+struct GreedyArgs {
+    int64_t* token_ids;   // [num_rows]: the greatest score's column, the lowest among equals; -1: it is not finite
+    const float* scores;  // [num_rows, num_cols]
+    int64_t num_rows;
+    int64_t num_cols;
+};
+
+template <class Visit>
+void fields(GreedyArgs& a, const Visit& visit) {
+    visit(a.token_ids, a.scores, a.num_rows);
+}
+
 // Name and arguments of every kernel: void name(const Args&, const Team&).
 #define MOTET_FOR_EACH_KERNEL(X)          \
     X(rms_norm, RmsNormArgs)              \
@@ -305,6 +317,7 @@ void fields(SelectRowsArgs& a, const Visit& visit) {
     X(unpack_quantized, UnpackQuantizedArgs) \
     X(activation, ActivationArgs)         \
     X(add, AddArgs)                       \
+    X(greedy, GreedyArgs)                 \
     X(select_rows, SelectRowsArgs)        \
     X(qkv_heads, QkvHeadsArgs)            \
     X(write_kv, WriteKvArgs)              \

@@ -189,6 +189,10 @@ public:
                                   num_cols, dtype_of(dtype)});
     }
 
+    void greedy(uintptr_t token_ids, uintptr_t scores, int64_t num_rows, int64_t num_cols) const {
+        MOTET_SUBMIT(greedy, GreedyArgs{pointer<int64_t>(token_ids), pointer<const float>(scores), num_rows, num_cols});
+    }
+
     void select_rows(uintptr_t out, uintptr_t x, uintptr_t rows, int64_t num_rows, int64_t row_bytes) const {
         MOTET_SUBMIT(select_rows, SelectRowsArgs{pointer<void>(out), pointer<const void>(x),
                                                  pointer<const int64_t>(rows), num_rows, row_bytes});
@@ -289,6 +293,7 @@ NB_MODULE(_kernels, m) {
         .def("unpack_quantized", &Calls::unpack_quantized, no_gil)
         .def("activation", &Calls::activation, no_gil)
         .def("add", &Calls::add, no_gil)
+        .def("greedy", &Calls::greedy, no_gil)
         .def("select_rows", &Calls::select_rows, no_gil)
         .def("qkv_heads", &Calls::qkv_heads, no_gil)
         .def("write_kv", &Calls::write_kv, no_gil)

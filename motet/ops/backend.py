@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from motet.ops.reference import activation as _activation
+from motet.ops.reference import greedy as _greedy
 from motet.ops.reference import layer_norm as _layer_norm
 from motet.ops.reference import linear as _linear
 from motet.ops.reference import moe as _moe
@@ -42,4 +43,5 @@ class ReferenceOps:
         self.layer_norm: Callable[[Tensor, Tensor, Tensor | None, float], Tensor] = _layer_norm.layer_norm
         self.activation: Callable[[Tensor, str], Tensor] = _activation.activation
         self.activation_mul: Callable[[Tensor, str], Tensor] = _activation.activation_mul
+        self.greedy: Callable[[Tensor], Tensor] = _greedy.greedy
         self.qkv_heads: Callable[..., tuple[Tensor, Tensor, Tensor]] = _rope.qkv_heads

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import numpy as np
 import torch
 
@@ -31,7 +28,7 @@ class PersistentBatch:
         self.prompt_len = np.zeros(max_rows, np.int32)
         self.num_tokens = np.zeros(max_rows, np.int32)
         self.request_ids: list[str | None] = [None] * max_rows
-        self.block_tables = [torch.zeros(max_rows, max_blocks, dtype=torch.int32) for _ in groups]
+        self.block_tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in groups]
         self.num_blocks = np.zeros((len(groups), max_rows), np.int32)
         self.sampling = SamplingColumns(max_rows, vocab_size)
         self.history = TokenHistory(self.token_ids, self.prompt_len)
@@ -58,9 +55,7 @@ class PersistentBatch:
         for group, blocks in enumerate(plan.new_blocks):
             if blocks:
                 first = self.num_blocks[group, plan.row]
-                self.block_tables[group][plan.row, first : first + len(blocks)] = torch.tensor(
-                    blocks, dtype=torch.int32
-                )
+                self.block_tables[group][plan.row, first : first + len(blocks)] = blocks
                 self.num_blocks[group, plan.row] += len(blocks)
 
     def gather(self, plan: StepPlan, attention: AttentionBackend) -> ForwardBatch:
@@ -71,21 +66,26 @@ class PersistentBatch:
         ends = np.cumsum(counts)
         positions = np.arange(counts.sum()) - np.repeat(ends - counts - starts, counts)
         token_ids = self.token_ids[np.repeat(rows, counts), positions].astype(np.int64)
+        num_blocks = -(-int((starts + counts).max(initial=0)) // self.block_size)
         emits = np.array([row.emits for row in plan.rows], bool)
-        plan_group: Callable[[int], Any] = lambda group: attention.plan_step(  # noqa: E731
-            StepRows(
-                starts=starts.tolist(),
-                num_tokens=counts.tolist(),
-                block_table=self.block_tables[group][rows],
-                block_size=self.block_size,
-                window=self.groups[group].window,
+        plans = [
+            attention.plan_step(
+                StepRows(
+                    starts=starts.tolist(),
+                    num_tokens=counts.tolist(),
+                    block_table=torch.from_numpy(self.block_tables[index][rows, :num_blocks]),
+                    block_size=self.block_size,
+                    window=group.window,
+                )
             )
-        )
+            for index, group in enumerate(self.groups)
+            if len(rows)
+        ]
         return ForwardBatch(
             token_ids=torch.from_numpy(token_ids),
             positions=torch.from_numpy(positions),
             logit_rows=torch.from_numpy(ends[emits] - 1) if len(rows) else torch.zeros(0, dtype=torch.int64),
-            attention=tuple(plan_group(group) for group in range(len(self.groups))) if len(rows) else (),
+            attention=tuple(plans),
         )
 
     def commit(self, row: int, position: int, token_id: int) -> None:

@@ -158,7 +158,7 @@ def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
         batch=batch,
         attention=plan.attention,
         executor=choose_executor(config, plan, states),
-        head=AutoregressiveHead(plan.loaded.model, Sampler(), batch),
+        head=AutoregressiveHead(plan.loaded.model, Sampler(plan.ops.greedy), batch),
         checks="MOTET_CHECK" in os.environ,
     )
     runner.warm_up(min(WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens, plan.max_model_len - 1))

@@ -227,7 +227,9 @@ class SamplingColumns:
             plain=torch.from_numpy((~is_drawn & ~columns["is_edited"]).nonzero()[0]),
             worked=torch.from_numpy(worked),
             num_drawn=len(drawn),
-            keys=stream_keys(_tensor(columns["seed"][drawn]), _tensor(work.positions[: len(drawn)])),
+            keys=stream_keys(_tensor(columns["seed"][drawn]), _tensor(work.positions[: len(drawn)]))
+            if len(drawn)
+            else torch.zeros(0, dtype=torch.int64),
             edits=self._edits(work) if columns["is_edited"].any() else (),
             filters=_filters(columns[drawn], self.vocab_size),
             num_logprobs=dict(zip(asked.tolist(), columns["num_logprobs"][asked].tolist())),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,35 +33,39 @@ class SampledRows:
 
 
 class Sampler:
-    """Stateless. A row's outcome is a function of that row's logits, parameters, history and position alone."""
+    """Stateless. A row's outcome is a function of that row's logits, parameters, history and position alone.
+
+    greedy: float32 [R, V] -> int64 [R], the likeliest token, the lowest id among equals; -1 where it is not finite
+    """
+
+    def __init__(self, greedy: Callable[[Tensor], Tensor]) -> None:
+        self.greedy = greedy
 
     def sample(self, logits: Tensor, view: SamplingView) -> SampledRows:
         """logits: float32 [L, V], left as they are; view: what `SamplingColumns.view` gathered for these L rows."""
         assert logits.shape == (view.num_entries, view.vocab_size), (logits.shape, view.num_entries, view.vocab_size)
+        if not len(view.worked):
+            token_ids = self.greedy(logits)
+            chosen = token_ids.tolist()
+            errors = [None if token_id >= 0 else ERRORS[NOT_FINITE] for token_id in chosen]
+            return SampledRows(chosen, _describe(logits, view, token_ids), errors)
         token_ids = torch.empty(view.num_entries, dtype=torch.int64)
         status = torch.empty(view.num_entries, dtype=torch.int64)
         if len(view.plain):
             rows = logits if len(view.plain) == len(logits) else logits[view.plain]
-            token_ids[view.plain], status[view.plain] = _choose_plain(rows)
-        if len(view.worked):
-            token_ids[view.worked], status[view.worked] = _choose_worked(logits[view.worked], view)
+            best = self.greedy(rows)
+            token_ids[view.plain], status[view.plain] = best, torch.where(best < 0, NOT_FINITE, OK)
+        token_ids[view.worked], status[view.worked] = _choose_worked(logits[view.worked], view)
         token_ids[status != OK] = -1
         errors = [ERRORS[code] for code in status.tolist()]
         return SampledRows(token_ids.tolist(), _describe(logits, view, token_ids), errors)
 
 
-def _choose_plain(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Greedy rows that nothing edits, float32 [R, V] -> (token ids, status codes), int64 [R].
-
-    argmax takes the lowest id among equals, and a NaN before any number.
-    """
-    best = logits.argmax(dim=1)
-    is_finite = logits.gather(1, best[:, None]).squeeze(1).isfinite()
-    return best, torch.where(is_finite, OK, NOT_FINITE)
-
-
 def _choose_worked(work: Tensor, view: SamplingView) -> tuple[Tensor, Tensor]:
-    """Rows that are drawn (the first `num_drawn`) or edited, float32 [W, V], overwritten -> as `_choose_plain`."""
+    """Rows that are drawn (the first `num_drawn`) or edited, float32 [W, V], overwritten.
+
+    Returns (token ids, status codes), int64 [W].
+    """
     is_finite = work.amax(dim=1).isfinite()
     for edit in view.edits:
         edit.apply(work)

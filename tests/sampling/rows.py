@@ -18,6 +18,7 @@ from transformers import (
 )
 
 from motet.core.params import RowSampling
+from motet.ops.reference.greedy import greedy
 from motet.sampling.columns import SamplingColumns, SamplingView, TokenHistory
 from motet.sampling.sampler import SampledRows, Sampler
 
@@ -52,7 +53,7 @@ def view_of(rows: list[Row], vocab_size: int, places: list[int] | None = None) -
 
 
 def sample(logits: Tensor, rows: list[Row], places: list[int] | None = None) -> SampledRows:
-    return Sampler().sample(logits, view_of(rows, logits.shape[1], places))
+    return Sampler(greedy).sample(logits, view_of(rows, logits.shape[1], places))
 
 
 def processed(logits: Tensor, row: Row) -> Tensor:

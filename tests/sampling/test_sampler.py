@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from motet.core.params import RowSampling
+from motet.ops.reference.greedy import greedy
 from motet.sampling.columns import SamplingColumns, TokenHistory
 from motet.sampling.sampler import ERRORS, SampledRows, Sampler
 from tests.sampling.rows import Row, processed, random_logits, rows, sample
@@ -132,7 +133,7 @@ def test_frequencies_over_positions_match_too():
     columns.set(0, RowSampling(seed=77, top_k=30))
     history = TokenHistory(np.zeros((1, num_draws), dtype=np.int32), np.ones(1, dtype=np.int32))
     view = columns.view(np.zeros(num_draws, dtype=np.int64), np.arange(num_draws), history)
-    drawn = Sampler().sample(logits.expand(num_draws, V), view)
+    drawn = Sampler(greedy).sample(logits.expand(num_draws, V), view)
     row = Row(RowSampling(top_k=30))
     assert_frequencies(drawn.token_ids, processed(logits[0], row).double().softmax(dim=0).numpy())
 
@@ -162,9 +163,9 @@ def test_drafted_positions_get_the_tokens_that_would_have_been_drawn_anyway():
     token_ids = np.zeros((3, 16), dtype=np.int32)
     token_ids[1, :7] = [9, 9, 9, 3, 7, 3, 8]
     history = TokenHistory(token_ids, np.array([0, 3, 0], dtype=np.int32))
-    at_once = Sampler().sample(logits, columns.view(np.array([1] * 4), np.arange(4, 8), history))
+    at_once = Sampler(greedy).sample(logits, columns.view(np.array([1] * 4), np.arange(4, 8), history))
     for n in range(4):
-        one = Sampler().sample(logits[n : n + 1], columns.view(np.array([1]), np.array([4 + n]), history))
+        one = Sampler(greedy).sample(logits[n : n + 1], columns.view(np.array([1]), np.array([4 + n]), history))
         assert entry(one, 0) == entry(at_once, n)
 
 
@@ -295,4 +296,4 @@ def test_no_rows():
     columns = SamplingColumns(1, V)
     history = TokenHistory(np.zeros((1, 4), dtype=np.int32), np.zeros(1, dtype=np.int32))
     nothing = columns.view(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), history)
-    assert Sampler().sample(torch.empty(0, V), nothing) == SampledRows([], [], [])
+    assert Sampler(greedy).sample(torch.empty(0, V), nothing) == SampledRows([], [], [])

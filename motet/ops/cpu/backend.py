@@ -11,6 +11,7 @@ from torch import Tensor
 
 from motet.ops.backend import ReferenceOps
 from motet.ops.cpu.activation import activation, activation_mul, soft_cap
+from motet.ops.cpu.greedy import greedy
 from motet.ops.cpu.library import is_available
 from motet.ops.cpu.linear import embedding, linear, linear_f32, quantize_rows
 from motet.ops.cpu.norm import rms_norm
@@ -42,6 +43,7 @@ class CpuOps(ReferenceOps):
         self.activation = partial(activation, target)
         self.activation_mul = partial(activation_mul, target)
         self.soft_cap = partial(soft_cap, target)
+        self.greedy = partial(greedy, target)
         self.qkv_heads = partial(qkv_heads, target)
         self.logits = self._logits
         self.moe = partial(moe, feed_forward=self._feed_forward)
