@@ -21,6 +21,16 @@ MOTET_INLINE f32x16 activate(const f32x16& x, float cap) {
         return x * sigmoid(x);
     } else if constexpr (kind == Activation::soft_cap) {
         return tanh(x / broadcast(cap)) * cap;
+    } else if constexpr (kind == Activation::relu) {
+        return max(broadcast(0.0f), x);  // a NaN is kept
+    } else if constexpr (kind == Activation::gelu) {  // x (1 + erf(x / sqrt(2))) / 2, by the tail on x's side
+        const f32x16 magnitude = max(x * -1.0f, x);
+        const f32x16 half_tail = erfc(magnitude * 0.7071067811865476f) * 0.5f;
+        f32x16 share;
+        for (int64_t i = 0; i < kParts; ++i) {
+            share.part[i] = x.part[i] < 0.0f ? half_tail.part[i] : 1.0f - half_tail.part[i];
+        }
+        return x * share;
     } else {  // gelu with tanh: 0.5 x (1 + tanh u) = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)
         return x * sigmoid((x + x * x * x * 0.044715f) * 1.5957691216057308f);
     }
@@ -58,6 +68,8 @@ void activation_of(const ActivationArgs& a, const Team& team) {
         case Activation::silu: return activation_as<T, Activation::silu>(a, team);
         case Activation::gelu_tanh: return activation_as<T, Activation::gelu_tanh>(a, team);
         case Activation::soft_cap: return activation_as<T, Activation::soft_cap>(a, team);
+        case Activation::gelu: return activation_as<T, Activation::gelu>(a, team);
+        case Activation::relu: return activation_as<T, Activation::relu>(a, team);
     }
 }
 

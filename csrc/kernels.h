@@ -29,6 +29,22 @@ void fields(RmsNormArgs& a, const Visit& visit) {
     visit(a.out, a.x, a.num_rows);
 }
 
+struct LayerNormArgs {
+    void* out;            // [num_rows, num_cols] of dtype; may be x
+    const void* x;        // [num_rows, num_cols] of dtype
+    const float* weight;  // [num_cols]
+    const float* bias;    // [num_cols], or null
+    int64_t num_rows;
+    int64_t num_cols;
+    float eps;
+    DType dtype;
+};
+
+template <class Visit>
+void fields(LayerNormArgs& a, const Visit& visit) {
+    visit(a.out, a.x, a.num_rows);
+}
+
 constexpr int64_t kLinearBlock = 64;  // outputs that packed weights keep side by side
 
 // Where a matrix kernel writes, and what it adds first: columns [first_column, first_column + its outputs) of rows of
@@ -159,7 +175,7 @@ void fields(UnpackQuantizedArgs& a, const Visit& visit) {
     visit(a.out, a.rows, a.num_rows);
 }
 
-enum class Activation : int { silu = 0, gelu_tanh = 1, soft_cap = 2 };
+enum class Activation : int { silu = 0, gelu_tanh = 1, soft_cap = 2, gelu = 3, relu = 4 };
 
 struct ActivationArgs {
     void* out;       // [num_rows, num_cols] of dtype
@@ -310,6 +326,7 @@ void fields(GreedyArgs& a, const Visit& visit) {
 // Name and arguments of every kernel: void name(const Args&, const Team&).
 #define MOTET_FOR_EACH_KERNEL(X)          \
     X(rms_norm, RmsNormArgs)              \
+    X(layer_norm, LayerNormArgs)          \
     X(linear, LinearArgs)                 \
     X(unpack_rows, UnpackRowsArgs)        \
     X(quantize_rows, QuantizeRowsArgs)    \

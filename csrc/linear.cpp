@@ -191,11 +191,11 @@ void tile(const LinearArgs& a, int64_t row, int64_t block, int64_t vector) {
 }
 
 template <class X, class W>
-void block_of_outputs(const LinearArgs& a, int64_t block) {
+void block_of_outputs(const LinearArgs& a, int64_t block, Range rows) {
     for (int64_t vector = 0; vector < kBlock / kLanes; vector += kVectors) {
-        int64_t row = 0;
-        for (; row + kTileRows <= a.num_rows; row += kTileRows) tile<X, W, kTileRows>(a, row, block, vector);
-        switch (a.num_rows - row) {
+        int64_t row = rows.begin;
+        for (; row + kTileRows <= rows.end; row += kTileRows) tile<X, W, kTileRows>(a, row, block, vector);
+        switch (rows.end - row) {
             case 5: tile<X, W, 5>(a, row, block, vector); break;
             case 4: tile<X, W, 4>(a, row, block, vector); break;
             case 3: tile<X, W, 3>(a, row, block, vector); break;
@@ -205,11 +205,23 @@ void block_of_outputs(const LinearArgs& a, int64_t block) {
     }
 }
 
+// Rows in whole tiles that are taken at a time: some of many, so that few blocks are shared out evenly too.
+int64_t rows_at_a_time(int64_t num_rows) {
+    constexpr int64_t kFew = 4 * kTileRows, kMany = 16 * kTileRows;
+    if (num_rows <= kFew) return num_rows;
+    const int64_t half = (num_rows + 2 * kTileRows - 1) / (2 * kTileRows) * kTileRows;
+    return half < kMany ? half : kMany;
+}
+
 template <class X, class W>
 void linear_as(const LinearArgs& a, const Team& team) {
+    if (a.num_rows == 0) return;
     const int64_t num_blocks = (a.num_outputs + kBlock - 1) / kBlock;
-    const int64_t least = kMinProducts / (a.num_rows * a.num_inputs * kBlock + 1);
-    team.for_each(num_blocks, least, [&](int64_t block) { block_of_outputs<X, W>(a, block); });
+    const int64_t chunk = rows_at_a_time(a.num_rows), num_chunks = (a.num_rows + chunk - 1) / chunk;
+    team.for_each(num_blocks * num_chunks, kMinProducts / (chunk * a.num_inputs * kBlock + 1), [&](int64_t i) {
+        const int64_t first = i % num_chunks * chunk, end = first + chunk;
+        block_of_outputs<X, W>(a, i / num_chunks, {first, end < a.num_rows ? end : a.num_rows});
+    });
 }
 
 template <class W>

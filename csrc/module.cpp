@@ -126,6 +126,12 @@ public:
                                            num_rows, num_cols, eps, dtype_of(dtype)});
     }
 
+    void layer_norm(uintptr_t out, uintptr_t x, uintptr_t weight, uintptr_t bias, int64_t num_rows, int64_t num_cols,
+                    float eps, int dtype) const {
+        MOTET_SUBMIT(layer_norm, LayerNormArgs{pointer<void>(out), pointer<const void>(x), pointer<const float>(weight),
+                                               pointer<const float>(bias), num_rows, num_cols, eps, dtype_of(dtype)});
+    }
+
     void linear(uintptr_t out, uintptr_t bias, uintptr_t residual, int64_t stride, int64_t first_column, int dtype,
                 bool wants_f32, uintptr_t x, uintptr_t weight, int64_t num_rows, int64_t num_outputs,
                 int64_t num_inputs, int weight_dtype) const {
@@ -179,7 +185,7 @@ public:
 
     void activation(uintptr_t out, uintptr_t x, int64_t num_rows, int64_t num_cols, bool is_gated, int kind, float cap,
                     int dtype) const {
-        if (kind < 0 || kind > int(Activation::soft_cap)) throw nb::value_error("unknown activation code");
+        if (kind < 0 || kind > int(Activation::relu)) throw nb::value_error("unknown activation code");
         MOTET_SUBMIT(activation, ActivationArgs{pointer<void>(out), pointer<const void>(x), num_rows, num_cols,
                                                 is_gated, Activation(kind), cap, dtype_of(dtype)});
     }
@@ -283,6 +289,7 @@ NB_MODULE(_kernels, m) {
     nb::class_<Calls>(m, "Calls")
         .def_prop_ro("isa", &Calls::isa)
         .def("rms_norm", &Calls::rms_norm, no_gil)
+        .def("layer_norm", &Calls::layer_norm, no_gil)
         .def("linear", &Calls::linear, no_gil)
         .def("pack_linear", &Calls::pack_linear, no_gil)
         .def("unpack_rows", &Calls::unpack_rows, no_gil)

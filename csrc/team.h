@@ -59,11 +59,12 @@ public:
     // The next of the numbers 0, 1, 2, ... that no member has taken since the last barrier, `count` at a time.
     int64_t take(int64_t count = 1) const { return state_->next.fetch_add(count, std::memory_order_relaxed); }
 
-    // Calls visit(i) for i in [0, count): members take runs of at least `least`, some sixteen each, as they get along, so
-    // that one which shares its core with another process holds up the others little. Once between two barriers.
+    // Calls visit(i) for i in [0, count): members take runs of at least `least`, some four each, as they get along, so
+    // that one which shares its core with another process holds up the others little. (Shorter runs would tear apart what
+    // memory can stream.) Once between two barriers.
     template <class Visit>
     void for_each(int64_t count, int64_t least, const Visit& visit) const {
-        int64_t length = count / (16 * size_);
+        int64_t length = (count + 1 * size_ - 1) / (1 * size_);
         if (length < least) length = least;
         if (length < 1) length = 1;
         for (int64_t first = take(length); first < count; first = take(length)) {

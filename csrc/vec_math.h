@@ -43,5 +43,16 @@ MOTET_INLINE f32x16 tanh(const f32x16& x) {
     return result;
 }
 
+// 1 - erf(x) for x >= 0, absolute error below 2e-7. Source: Abramowitz and Stegun 1964, 7.1.26.
+MOTET_INLINE f32x16 erfc(const f32x16& x) {
+    const f32x16 t = broadcast(1.0f) / fma(x, broadcast(0.3275911f), broadcast(1.0f));
+    f32x16 p = broadcast(1.061405429f);
+    p = fma(p, t, broadcast(-1.453152027f));
+    p = fma(p, t, broadcast(1.421413741f));
+    p = fma(p, t, broadcast(-0.284496736f));
+    p = fma(p, t, broadcast(0.254829592f));
+    return p * t * exp(x * x * -1.0f);
+}
+
 }  // namespace MOTET_ISA
 }  // namespace motet

@@ -18,6 +18,9 @@ class Calls:
     def rms_norm(
         self, out: int, x: int, weight: int, num_rows: int, num_cols: int, eps: float, dtype: int, /
     ) -> None: ...
+    def layer_norm(
+        self, out: int, x: int, weight: int, bias: int, num_rows: int, num_cols: int, eps: float, dtype: int, /
+    ) -> None: ...
     def linear(
         self,
         out: int,

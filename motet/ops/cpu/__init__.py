@@ -10,6 +10,7 @@ from motet.ops.cpu.library import is_available, isa
 from motet.ops.cpu.linear import split_records
 from motet.ops.reference.activation import ACTIVATION, ACTIVATION_MUL
 from motet.ops.reference.greedy import GREEDY
+from motet.ops.reference.layer_norm import LAYER_NORM
 from motet.ops.reference.linear import LINEAR, LOGITS
 from motet.ops.reference.norm import RMS_NORM
 from motet.ops.reference.quantized import QUANTIZE_ROWS, QUANTIZED_LINEAR
@@ -22,6 +23,7 @@ if is_available():
     ops = CpuOps()
     implement_op(RMS_NORM, "cpu", ops.rms_norm)
     implement_op(GREEDY, "cpu", ops.greedy)
+    implement_op(LAYER_NORM, "cpu", ops.layer_norm)
     implement_op(QKV_HEADS, "cpu", ops.qkv_heads)
     implement_op(ACTIVATION, "cpu", ops.activation)
     implement_op(ACTIVATION_MUL, "cpu", ops.activation_mul)

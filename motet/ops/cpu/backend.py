@@ -14,7 +14,7 @@ from motet.ops.cpu.activation import activation, activation_mul, soft_cap
 from motet.ops.cpu.greedy import greedy
 from motet.ops.cpu.library import is_available
 from motet.ops.cpu.linear import embedding, linear, linear_f32, quantize_rows
-from motet.ops.cpu.norm import rms_norm
+from motet.ops.cpu.norm import layer_norm, rms_norm
 from motet.ops.cpu.packing import PackedLinear, pack_linear
 from motet.ops.cpu.rope import qkv_heads
 from motet.ops.cpu.rows import add, select_rows
@@ -40,6 +40,7 @@ class CpuOps(ReferenceOps):
         self.add = partial(add, target)
         self.select_rows = partial(select_rows, target)
         self.rms_norm = partial(rms_norm, target)
+        self.layer_norm = partial(layer_norm, target)
         self.activation = partial(activation, target)
         self.activation_mul = partial(activation_mul, target)
         self.soft_cap = partial(soft_cap, target)
