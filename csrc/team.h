@@ -59,12 +59,13 @@ public:
     // The next of the numbers 0, 1, 2, ... that no member has taken since the last barrier, `count` at a time.
     int64_t take(int64_t count = 1) const { return state_->next.fetch_add(count, std::memory_order_relaxed); }
 
-    // Calls visit(i) for i in [0, count): members take runs of at least `least`, some four each, as they get along, so
-    // that one which shares its core with another process holds up the others little. (Shorter runs would tear apart what
-    // memory can stream.) Once between two barriers.
+    // Calls visit(i) for i in [0, count). Members take runs of at least `least` as they get along: one each of little work
+    // (shorter ones would tear apart what memory can stream), four each of much, so that a member which shares its core
+    // with another process holds up the others less. Once between two barriers.
     template <class Visit>
     void for_each(int64_t count, int64_t least, const Visit& visit) const {
-        int64_t length = (count + 1 * size_ - 1) / (1 * size_);
+        const int64_t num_runs = count < kMuch * size_ ? size_ : 4 * size_;
+        int64_t length = (count + num_runs - 1) / num_runs;
         if (length < least) length = least;
         if (length < 1) length = 1;
         for (int64_t first = take(length); first < count; first = take(length)) {
@@ -116,6 +117,7 @@ public:
 private:
     static constexpr int64_t kSpins = 2000;  // some 20 to 60 microseconds
     static constexpr int64_t kYields = 20;
+    static constexpr int64_t kMuch = 32;
 
     static void pause() {
 #if defined(__x86_64__) || defined(__i386__)
