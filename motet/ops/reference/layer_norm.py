@@ -24,7 +24,11 @@ def _samples() -> list[Sample]:
         for width in WIDTHS:
             x, weight = random_rows(5, width, dtype)
             bias = torch.linspace(-2, 2, width) if width % 2 else None
-            samples.append(Sample(f"{dtype}-{width}".removeprefix("torch."), (x + 3, weight, bias, EPS)))
+            samples.append(
+                Sample(
+                    f"{dtype}-{width}".removeprefix("torch."), (x + x.abs().mean(1, keepdim=True), weight, bias, EPS)
+                )
+            )
     return samples
 
 
