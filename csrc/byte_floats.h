@@ -33,15 +33,16 @@ template <class T>
 MOTET_INLINE f32_part from_top_byte(u32_part words) {
     if constexpr (std::is_same_v<T, i8>) {
         return __builtin_convertvector(bit_cast<i32_part>(words) >> 24, f32_part);
-    } else {  // in integers and normal floats alone, so that flushing subnormals to zero would change nothing
-        const u32_part sign = words & 0x80000000u;
-        const u32_part magnitude = (words >> 4) & 0x07f00000u;  // exponent and fraction where a float has them
-        const i32_part code = bit_cast<i32_part>(magnitude);
-        const u32_part is_low = bit_cast<u32_part>(code < 0x00800000), is_nan = bit_cast<u32_part>(code == 0x07f00000);
-        // The exponent's bias of 7 becomes 127. Subnormals get an implied one of 2^-6, which is taken away again.
-        const u32_part biased = magnitude + 0x3c000000u + (is_low & 0x00800000u);
-        const f32_part value = bit_cast<f32_part>(biased) - bit_cast<f32_part>(is_low & 0x3c800000u);
-        return bit_cast<f32_part>(bit_cast<u32_part>(value) | sign | (is_nan & 0x7fc00000u));
+    } else {
+        // Exponent and fraction move to where a float has them, and the bias of 7 becomes 127. That is right for normal
+        // numbers, h. Subnormals are 2 h - 2^-6, less than h for them alone. (No float here is subnormal itself, so that
+        // flushing those to zero would change nothing.)
+        const u32_part magnitude = (words >> 4) & 0x07f00000u;
+        const f32_part h = bit_cast<f32_part>(magnitude + 0x3c000000u);
+        const f32_part low = h + h - 0x1p-6f;
+        const u32_part is_nan = bit_cast<u32_part>(bit_cast<i32_part>(magnitude) == 0x07f00000);
+        const u32_part value = bit_cast<u32_part>(low < h ? low : h);
+        return bit_cast<f32_part>(value | (words & 0x80000000u) | is_nan);
     }
 }
 

@@ -93,7 +93,7 @@ DType dtype_of(int code) {
 }
 
 CacheDType cache_dtype_of(int code) {
-    if (code < int(CacheDType::f32) || code > int(CacheDType::f8)) throw nb::value_error("unknown dtype code of a cache");
+    if (code < int(CacheDType::f32) || code > int(CacheDType::f8)) throw nb::value_error("unknown cache dtype code");
     return CacheDType(code);
 }
 

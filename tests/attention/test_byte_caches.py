@@ -169,14 +169,14 @@ def test_what_is_not_visible_is_not_read(cache_dtype: torch.dtype) -> None:
 def test_outputs_are_close_to_those_over_a_float32_cache(cache_dtype: torch.dtype, head_size: int) -> None:
     """Random normal q, k and v, 300 tokens: the error of an output vector relative to its length, on average.
 
-    Bound: 1% for int8 (measured: 0.8 and 0.9%), 5% for FP8 (3.4 and 3.5%); of any vector four times as much.
+    Bound: 1% for int8 (measured: 0.8 and 0.9%), 5% for FP8 (3.4 and 3.5%); of any vector twice as much (1.6%, 7.6%).
     """
     (exact,) = run(Setting(head_size=head_size), [300])
     (found,) = run(Setting(head_size=head_size, cache_dtype=cache_dtype), [300])
     vectors = (-1, 6, head_size)
     error = (found - exact).view(vectors).norm(dim=2) / exact.view(vectors).norm(dim=2)
     assert 0 < error.mean() < ERRORS[cache_dtype]
-    assert error.max() < 4 * ERRORS[cache_dtype]
+    assert error.max() < 2 * ERRORS[cache_dtype]
 
 
 @pytest.mark.parametrize(
