@@ -133,60 +133,71 @@ MOTET_INLINE void transpose_keys(const f32x16 (&keys)[kWidth], const StoreColumn
 
 // Sixteen words of small neighbours.
 template <class T>
-MOTET_INLINE f32x16 load_words(const T* pairs) {
+MOTET_INLINE f32x16 load_words(const T* numbers) {
     f32x16 words;
-    std::memcpy(&words, pairs, sizeof(words));
+    std::memcpy(&words, numbers, sizeof(words));
     return words;
 }
 
 // The first `count` numbers, zero behind them.
-f32x16 load_words(const bf16* pairs, int64_t count) {
-    bf16 padded[2 * kLanes] = {};
-    std::memcpy(padded, pairs, size_t(count) * sizeof(bf16));
+template <class T>
+f32x16 load_words(const T* numbers, int64_t count) {
+    T padded[sizeof(f32x16) / sizeof(T)] = {};
+    std::memcpy(padded, numbers, size_t(count) * sizeof(T));
     return load_words(padded);
 }
 
-// Small neighbours move as one word, which is less work. Returns how many dimensions are done.
+template <class T>
+constexpr int64_t kPerWord = 4 / int64_t(sizeof(T));
+
+// Small neighbours move as one word, which is less work. `count` dimensions from d on, at most sixteen words of them, of
+// keys[kGroup], null where there is none: store(first, column, words) for each column of words and each kWidth keys.
+template <class T, class Store>
+MOTET_INLINE void transpose_words(const T* const* keys, int64_t d, int64_t count, const Store& store) {
+    for (int64_t first = 0; first < kGroup; first += kWidth) {
+        f32x16 words[kWidth];
+        for (int64_t i = 0; i < kWidth; ++i) {
+            const T* key = keys[first + i];
+            const bool is_whole = count == kLanes * kPerWord<T>;
+            words[i] = !key ? broadcast(0.0f) : is_whole ? load_words(key + d) : load_words(key + d, count);
+        }
+        transpose_keys(words, [&](int64_t column, f32_part word) {
+            if (column * kPerWord<T> < count) store(first, column, bit_cast<u32_part>(word));
+        });
+    }
+}
+
+// Whole words of keys to float. Returns how many dimensions are done.
 template <class T>
 int64_t load_key_words(float* out, const T* const* keys, const float* scales, int64_t head_size) {
     int64_t d = 0;
     if constexpr (kIsScaled<T>) {
-        for (; d + 4 * kLanes <= head_size; d += 4 * kLanes) {
-            for (int64_t first = 0; first < kGroup; first += kWidth) {
-                f32x16 words[kWidth];
-                for (int64_t i = 0; i < kWidth; ++i) {
-                    words[i] = keys[first + i] ? load_words(keys[first + i] + d) : broadcast(0.0f);
-                }
+        constexpr int64_t kStep = kLanes * kPerWord<T>;
+        for (; d + kStep <= head_size; d += kStep) {
+            transpose_words(keys, d, kStep, [&](int64_t first, int64_t column, u32_part word) {
                 f32_part scale;
                 std::memcpy(&scale, scales + first, sizeof(scale));
-                transpose_keys(words, [&](int64_t column, f32_part word) {
-                    float* row = out + (d + 4 * column) * kGroup + first;
-                    for (int j = 0; j < 4; ++j) {
-                        const f32_part floats = from_top_byte<T>(bit_cast<u32_part>(word) << (24 - 8 * j)) * scale;
-                        std::memcpy(row + j * kGroup, &floats, sizeof(floats));
-                    }
-                });
-            }
+                float* row = out + (d + 4 * column) * kGroup + first;
+                for (int j = 0; j < 4; ++j) {
+                    const f32_part floats = from_top_byte<T>(word << (24 - 8 * j)) * scale;
+                    std::memcpy(row + j * kGroup, &floats, sizeof(floats));
+                }
+            });
         }
     }
     return d;
 }
 
 int64_t load_key_words(float* out, const bf16* const* keys, const float*, int64_t head_size) {
+    constexpr int64_t kStep = kLanes * kPerWord<bf16>;
     int64_t d = 0;
-    for (; d + 2 * kLanes <= head_size; d += 2 * kLanes) {
-        for (int64_t first = 0; first < kGroup; first += kWidth) {
-            f32x16 words[kWidth];
-            for (int64_t i = 0; i < kWidth; ++i) {
-                words[i] = keys[first + i] ? load_words(keys[first + i] + d) : broadcast(0.0f);
-            }
-            transpose_keys(words, [&](int64_t column, f32_part word) {
-                const u32_part even = bit_cast<u32_part>(word) << 16, odd = bit_cast<u32_part>(word) & 0xffff0000u;
-                float* row = out + (d + 2 * column) * kGroup + first;
-                std::memcpy(row, &even, sizeof(even));
-                std::memcpy(row + kGroup, &odd, sizeof(odd));
-            });
-        }
+    for (; d + kStep <= head_size; d += kStep) {
+        transpose_words(keys, d, kStep, [&](int64_t first, int64_t column, u32_part word) {
+            const u32_part even = word << 16, odd = word & 0xffff0000u;
+            float* row = out + (d + 2 * column) * kGroup + first;
+            std::memcpy(row, &even, sizeof(even));
+            std::memcpy(row + kGroup, &odd, sizeof(odd));
+        });
     }
     return d;
 }
@@ -216,18 +227,11 @@ void load_keys(float* out, const T* const* keys, const float* scales, int64_t he
 
 // The same to words of two dimensions, [head_size / 2 rounded up, kGroup].
 void load_keys_as_pairs(float* out, const bf16* const* keys, int64_t head_size) {
-    for (int64_t d = 0; d < head_size; d += 2 * kLanes) {
-        const int64_t rest = smaller(2 * kLanes, head_size - d);
-        for (int64_t first = 0; first < kGroup; first += kWidth) {
-            f32x16 words[kWidth];
-            for (int64_t i = 0; i < kWidth; ++i) {
-                const bf16* key = keys[first + i];
-                words[i] = !key ? broadcast(0.0f) : rest == 2 * kLanes ? load_words(key + d) : load_words(key + d, rest);
-            }
-            transpose_keys(words, [&](int64_t column, f32_part word) {
-                if (2 * column < rest) std::memcpy(out + (d / 2 + column) * kGroup + first, &word, sizeof(word));
-            });
-        }
+    constexpr int64_t kStep = kLanes * kPerWord<bf16>;
+    for (int64_t d = 0; d < head_size; d += kStep) {
+        transpose_words(keys, d, smaller(kStep, head_size - d), [&](int64_t first, int64_t column, u32_part word) {
+            std::memcpy(out + (d / 2 + column) * kGroup + first, &word, sizeof(word));
+        });
     }
 }
 

@@ -1,7 +1,7 @@
 // LayerNorm (Ba et al. 2016). Defined by motet/ops/reference/layer_norm.py. A row's mean, then the mean of the squared
-// distances from it, each as sixteen running sums (element i into sum i % 16) folded in the fixed order of sum(): no row
-// depends on another.
+// distances from it, each by sum_row in its fixed order: no row depends on another.
 #include "kernels.h"
+#include "norm.h"
 #include "vec.h"
 
 namespace motet {
@@ -10,20 +10,6 @@ namespace {
 
 constexpr int64_t kMinElements = 8192;  // of a member of the team
 
-// The sum over the row of term(elements); elements that are not there are 0.
-template <class T, class Term>
-MOTET_INLINE float sum_row(const T* x, int64_t num_cols, const Term& term) {
-    f32x16 sums = {};
-    int64_t i = 0;
-    for (; i + kLanes <= num_cols; i += kLanes) sums = sums + term(load(x + i));
-    if (i < num_cols) {
-        float lanes[kLanes];
-        store(lanes, term(load_first(x + i, num_cols - i)));
-        sums = sums + load_first(lanes, num_cols - i);
-    }
-    return sum(sums);
-}
-
 template <class T>
 void layer_norm_row(T* out, const T* x, const LayerNormArgs& a) {
     const int64_t n = a.num_cols;
@@ -31,11 +17,15 @@ void layer_norm_row(T* out, const T* x, const LayerNormArgs& a) {
     const f32x16 means = broadcast(mean);
     const float variance = sum_row(x, n, [&](const f32x16& v) { return (v - means) * (v - means); }) / float(n);
     const float scale = 1.0f / __builtin_sqrtf(variance + a.eps);
-    for (int64_t i = 0; i < n; i += kLanes) {
-        const int64_t count = n - i < kLanes ? n - i : kLanes;
-        f32x16 value = (load_first(x + i, count) - means) * scale * load_first(a.weight + i, count);
-        if (a.bias) value = value + load_first(a.bias + i, count);
-        store_first(out + i, value, count);
+    int64_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) {
+        const f32x16 value = (load(x + i) - means) * scale * load(a.weight + i);
+        store(out + i, a.bias ? value + load(a.bias + i) : value);
+    }
+    if (i < n) {
+        const int64_t rest = n - i;
+        const f32x16 value = (load_first(x + i, rest) - means) * scale * load_first(a.weight + i, rest);
+        store_first(out + i, a.bias ? value + load_first(a.bias + i, rest) : value, rest);
     }
 }
 

@@ -1,4 +1,4 @@
-// RMSNorm of one row, for every kernel that norms.
+// Sums over a row, and the RMSNorm of one, for every kernel that norms.
 #pragma once
 
 #include "vec.h"
@@ -6,20 +6,25 @@
 namespace motet {
 namespace MOTET_ISA {
 
-// Sixteen running sums, element i into sum i % 16, then folded in the fixed order of sum().
+// The sum over a row of term(elements), elementwise: sixteen running sums, element i into sum i % 16, then folded in the
+// fixed order of sum().
+template <class T, class Term>
+MOTET_INLINE float sum_row(const T* x, int64_t num_cols, const Term& term) {
+    f32x16 sums = {};
+    int64_t i = 0;
+    for (; i + kLanes <= num_cols; i += kLanes) sums = sums + term(load(x + i));
+    if (i < num_cols) {  // the term of a lane that is not there need not be 0
+        float lanes[kLanes];
+        store(lanes, term(load_first(x + i, num_cols - i)));
+        sums = sums + load_first(lanes, num_cols - i);
+    }
+    return sum(sums);
+}
+
 template <class T>
 MOTET_INLINE float inverse_rms(const T* x, int64_t num_cols, float eps) {
-    f32x16 squares = {};
-    int64_t i = 0;
-    for (; i + kLanes <= num_cols; i += kLanes) {
-        const f32x16 v = load(x + i);
-        squares = squares + v * v;
-    }
-    if (i < num_cols) {
-        const f32x16 v = load_first(x + i, num_cols - i);
-        squares = squares + v * v;
-    }
-    return 1.0f / __builtin_sqrtf(sum(squares) / float(num_cols) + eps);
+    const float squares = sum_row(x, num_cols, [](const f32x16& v) { return v * v; });
+    return 1.0f / __builtin_sqrtf(squares / float(num_cols) + eps);
 }
 
 template <class T>

@@ -109,10 +109,14 @@ int64_t Program::num_bytes(const Buffer& buffer, const std::vector<int64_t>& cou
     return buffer.row_bytes * counts[size_t(symbol_of(buffer.num_rows))];
 }
 
+int64_t Program::place(const Buffer& buffer, const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
+                       bool apart) {
+    const size_t symbol = size_t(symbol_of(buffer.num_rows));
+    return starts[symbol] + buffer.place[apart] * counts[symbol];
+}
+
 int64_t Program::place_of(uint64_t reference, const std::vector<int64_t>& counts, bool apart) const {
-    const Buffer& buffer = buffers_[size_t(buffer_of(reference))];
-    const int64_t symbol = symbol_of(buffer.num_rows);
-    return region_starts(counts, apart)[size_t(symbol)] + buffer.place[apart] * counts[size_t(symbol)];
+    return place(buffers_[size_t(buffer_of(reference))], region_starts(counts, apart), counts, apart);
 }
 
 std::vector<uint64_t> Program::addresses(const Step& step) const {
@@ -122,9 +126,8 @@ std::vector<uint64_t> Program::addresses(const Step& step) const {
         if (buffer.input >= 0) {
             found.push_back(step.inputs[size_t(buffer.input)]);
         } else {
-            const size_t symbol = size_t(symbol_of(buffer.num_rows));
-            const int64_t place = starts[symbol] + buffer.place[step.apart] * step.counts[symbol];
-            found.push_back(reinterpret_cast<uint64_t>(step.arena + place));
+            const int64_t offset = place(buffer, starts, step.counts, step.apart);
+            found.push_back(reinterpret_cast<uint64_t>(step.arena + offset));
         }
     }
     return found;

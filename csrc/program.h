@@ -125,6 +125,9 @@ public:
     int64_t first_use(uint64_t reference) const { return buffers_[size_t(buffer_of(reference))].first; }
 
 private:
+    // Where a buffer begins, in bytes from the arena's start; `starts`: region_starts of the same counts.
+    static int64_t place(const Buffer& buffer, const std::vector<int64_t>& starts, const std::vector<int64_t>& counts,
+                         bool apart);
     std::vector<uint64_t> addresses(const Step& step) const;
     void resolve(const Step& step);
     void lay_out(int64_t symbol, bool apart);

@@ -12,6 +12,8 @@ from motet.core.block_types import BLOCK_SIZES, BlockType
 from motet.core.config import SCHEMES as SCHEMES
 from motet.ops.gguf_types import dequantize
 
+GGUF_GROUP = 32  # inputs that share a scale of the activations, for all types of GGUF
+
 
 @dataclass(frozen=True)
 class QuantizedMatrix:

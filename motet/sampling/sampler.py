@@ -52,8 +52,7 @@ class Sampler:
         token_ids = torch.empty(view.num_entries, dtype=torch.int64)
         status = torch.empty(view.num_entries, dtype=torch.int64)
         if len(view.plain):
-            rows = logits if len(view.plain) == len(logits) else logits[view.plain]
-            best = self.greedy(rows)
+            best = self.greedy(logits[view.plain])
             token_ids[view.plain], status[view.plain] = best, torch.where(best < 0, NOT_FINITE, OK)
         token_ids[view.worked], status[view.worked] = _choose_worked(logits[view.worked], view)
         token_ids[status != OK] = -1

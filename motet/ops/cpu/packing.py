@@ -12,9 +12,8 @@ from torch import Tensor
 from motet.core.block_types import BlockType
 from motet.ops.cpu.library import DTYPE_CODES, LINEAR_BLOCK, QUANT_BLOCK, kernels
 from motet.ops.gguf_types import DEQUANTIZERS, PLAIN
-from motet.ops.quantized import SCHEMES, QuantizedMatrix, int4_group
+from motet.ops.quantized import GGUF_GROUP, SCHEMES, QuantizedMatrix, int4_group
 
-GGUF_GROUP = 32  # inputs that share a scale of the activations, for all types of GGUF
 INT8, INT4 = 100, 101  # beside GGUF's numbers of types: csrc/kernels.h, QuantKind
 MAX_INT8_INPUTS = 65536  # of 255 * 127 each, the sum fits 32 bits
 

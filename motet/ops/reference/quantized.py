@@ -16,10 +16,9 @@ from torch import Tensor
 
 from motet.core.block_types import BLOCK_SIZES, BlockType
 from motet.ops.gguf_types import DEQUANTIZERS, PLAIN
-from motet.ops.quantized import QuantizedMatrix, int4_group
+from motet.ops.quantized import GGUF_GROUP, QuantizedMatrix, int4_group
 from motet.ops.registry import OpSpec, Sample, define_op
 
-GGUF_GROUP = 32  # inputs that share a scale of the activations, for all types of GGUF
 LARGEST = torch.tensor(127.0)  # a tensor: torch divides a plain number by multiplying with the reciprocal
 NEGLIGIBLE = 2.0**-100  # a group of activations below it counts as zero
 
