@@ -284,6 +284,64 @@ void fields(PagedAttentionArgs& a, const Visit& visit) {
     visit(a.out, a.q, a.rows, a.block_table, a.num_rows, a.table_stride);
 }
 
+struct RouteArgs {
+    float* weights;      // [num_tokens, top_k], of a token's experts in rising order
+    int64_t* places;     // [num_tokens, top_k]: the row of each of them among those that are sorted by expert
+    int32_t* experts;    // [num_tokens * top_k], of the sorted rows: rising
+    int64_t* tokens;     // [num_tokens * top_k], of the sorted rows: rising within an expert
+    const void* logits;  // [num_tokens, num_experts] of dtype
+    int64_t num_tokens;
+    int64_t num_experts;
+    int64_t top_k;
+    bool renormalize;
+    DType dtype;
+};
+
+template <class Visit>
+void fields(RouteArgs& a, const Visit& visit) {
+    visit(a.weights, a.places, a.experts, a.tokens, a.logits, a.num_tokens);
+}
+
+// A matrix for each expert, over rows that are sorted by expert. `linear` is as of one expert, but for its weight, with
+// the rows of all.
+struct ExpertLinearArgs {
+    LinearArgs linear;
+    const void* const* weights;  // [num_experts], packed
+    const int32_t* experts;      // [num_rows], rising
+};
+
+template <class Visit>
+void fields(ExpertLinearArgs& a, const Visit& visit) {
+    visit(a.linear.output.out, a.linear.x, a.experts, a.linear.num_rows);
+}
+
+struct QuantExpertLinearArgs {
+    QuantLinearArgs linear;
+    const void* const* weights;  // as of ExpertLinearArgs
+    const int32_t* experts;
+};
+
+template <class Visit>
+void fields(QuantExpertLinearArgs& a, const Visit& visit) {
+    visit(a.linear.output.out, a.linear.rows, a.experts, a.linear.num_rows);
+}
+
+struct CombineExpertsArgs {
+    void* out;             // [num_tokens, num_cols] of dtype
+    const void* x;         // [num_tokens * top_k, num_cols] of dtype, sorted by expert
+    const float* weights;  // [num_tokens, top_k], as `route` writes them
+    const int64_t* places;
+    int64_t num_tokens;
+    int64_t num_cols;
+    int64_t top_k;
+    DType dtype;
+};
+
+template <class Visit>
+void fields(CombineExpertsArgs& a, const Visit& visit) {
+    visit(a.out, a.x, a.weights, a.places, a.num_tokens);
+}
+
 struct AddArgs {
     void* out;      // [num_rows, num_cols] of dtype
     const void* x;  // as out
@@ -332,6 +390,10 @@ void fields(GreedyArgs& a, const Visit& visit) {
     X(quantize_rows, QuantizeRowsArgs)    \
     X(quant_linear, QuantLinearArgs)      \
     X(unpack_quantized, UnpackQuantizedArgs) \
+    X(route, RouteArgs)                   \
+    X(expert_linear, ExpertLinearArgs)    \
+    X(quant_expert_linear, QuantExpertLinearArgs) \
+    X(combine_experts, CombineExpertsArgs) \
     X(activation, ActivationArgs)         \
     X(add, AddArgs)                       \
     X(greedy, GreedyArgs)                 \

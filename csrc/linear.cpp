@@ -5,6 +5,7 @@
 // its 64 weights side by side. So a tile of 6 rows by 64 outputs stays in registers while it walks all inputs in order:
 // every output is one running sum over k = 0, 1, 2, ..., whatever the number of rows, the tile's height or the number of
 // threads (which share out blocks of outputs). That is the whole proof of exactness.
+#include "experts.h"
 #include "kernels.h"
 #include "linear_output.h"
 #include "vec.h"
@@ -224,12 +225,33 @@ void linear_as(const LinearArgs& a, const Team& team) {
     });
 }
 
-template <class W>
-void linear_over(const LinearArgs& a, const Team& team) {
-    switch (a.output.dtype) {
+template <class X, class W>
+void linear_as(const ExpertLinearArgs& a, const Team& team) {
+    LinearArgs one = a.linear;
+    const int64_t num_blocks = (one.num_outputs + kBlock - 1) / kBlock, products = one.num_inputs * kBlock;
+    const auto visit = [&](int64_t expert, Range rows, int64_t block) {
+        one.weight = a.weights[expert];
+        block_of_outputs<X, W>(one, block, rows);
+    };
+    for_each_expert(team, a.experts, one.num_rows, num_blocks, products, kMinProducts, visit);
+}
+
+template <class W, class Args>
+void linear_over(DType dtype, const Args& a, const Team& team) {
+    switch (dtype) {
         case DType::f32: return linear_as<float, W>(a, team);
         case DType::bf16: return linear_as<bf16, W>(a, team);
         case DType::f16: return linear_as<f16, W>(a, team);
+    }
+}
+
+// `like`: the arguments that say which types meet.
+template <class Args>
+void linear_of(const LinearArgs& like, const Args& a, const Team& team) {
+    switch (like.weight_dtype) {
+        case DType::f32: return linear_over<float>(like.output.dtype, a, team);
+        case DType::bf16: return linear_over<bf16>(like.output.dtype, a, team);
+        case DType::f16: return linear_over<f16>(like.output.dtype, a, team);
     }
 }
 
@@ -293,13 +315,9 @@ void unpack_rows_of(const UnpackRowsArgs& a, const Team& team) {
 
 }  // namespace
 
-void linear(const LinearArgs& a, const Team& team) {
-    switch (a.weight_dtype) {
-        case DType::f32: return linear_over<float>(a, team);
-        case DType::bf16: return linear_over<bf16>(a, team);
-        case DType::f16: return linear_over<f16>(a, team);
-    }
-}
+void linear(const LinearArgs& a, const Team& team) { linear_of(a, a, team); }
+
+void expert_linear(const ExpertLinearArgs& a, const Team& team) { linear_of(a.linear, a, team); }
 
 void pack_linear(void* packed, const void* weight, int64_t num_outputs, int64_t num_inputs, DType dtype) {
     switch (dtype) {

@@ -190,6 +190,41 @@ public:
                                                 is_gated, Activation(kind), cap, dtype_of(dtype)});
     }
 
+    void route(uintptr_t weights, uintptr_t places, uintptr_t experts, uintptr_t tokens, uintptr_t logits,
+               int64_t num_tokens, int64_t num_experts, int64_t top_k, bool renormalize, int dtype) const {
+        MOTET_SUBMIT(route, RouteArgs{pointer<float>(weights), pointer<int64_t>(places), pointer<int32_t>(experts),
+                                      pointer<int64_t>(tokens), pointer<const void>(logits), num_tokens, num_experts,
+                                      top_k, renormalize, dtype_of(dtype)});
+    }
+
+    void expert_linear(uintptr_t out, int64_t stride, int64_t first_column, int dtype, uintptr_t x, uintptr_t weights,
+                       uintptr_t experts, int64_t num_rows, int64_t num_outputs, int64_t num_inputs,
+                       int weight_dtype) const {
+        MOTET_SUBMIT(expert_linear,
+                     ExpertLinearArgs{{output(out, 0, 0, stride, first_column, dtype, false), pointer<const void>(x),
+                                       nullptr, num_rows, num_outputs, num_inputs, dtype_of(weight_dtype)},
+                                      pointer<const void* const>(weights),
+                                      pointer<const int32_t>(experts)});
+    }
+
+    void quant_expert_linear(uintptr_t out, int64_t stride, int64_t first_column, int dtype, uintptr_t rows,
+                             uintptr_t weights, uintptr_t experts, int64_t num_rows, int64_t num_outputs,
+                             int64_t num_inputs, int64_t group, int kind) const {
+        MOTET_SUBMIT(quant_expert_linear,
+                     QuantExpertLinearArgs{{output(out, 0, 0, stride, first_column, dtype, false),
+                                            pointer<const void>(rows), nullptr, num_rows, num_outputs, num_inputs,
+                                            group, kind_of(kind)},
+                                           pointer<const void* const>(weights),
+                                           pointer<const int32_t>(experts)});
+    }
+
+    void combine_experts(uintptr_t out, uintptr_t x, uintptr_t weights, uintptr_t places, int64_t num_tokens,
+                         int64_t num_cols, int64_t top_k, int dtype) const {
+        MOTET_SUBMIT(combine_experts, CombineExpertsArgs{pointer<void>(out), pointer<const void>(x),
+                                                         pointer<const float>(weights), pointer<const int64_t>(places),
+                                                         num_tokens, num_cols, top_k, dtype_of(dtype)});
+    }
+
     void add(uintptr_t out, uintptr_t x, uintptr_t y, int64_t num_rows, int64_t num_cols, int dtype) const {
         MOTET_SUBMIT(add, AddArgs{pointer<void>(out), pointer<const void>(x), pointer<const void>(y), num_rows,
                                   num_cols, dtype_of(dtype)});
@@ -299,6 +334,10 @@ NB_MODULE(_kernels, m) {
         .def("pack_quantized", &Calls::pack_quantized, no_gil)
         .def("unpack_quantized", &Calls::unpack_quantized, no_gil)
         .def("activation", &Calls::activation, no_gil)
+        .def("route", &Calls::route, no_gil)
+        .def("expert_linear", &Calls::expert_linear, no_gil)
+        .def("quant_expert_linear", &Calls::quant_expert_linear, no_gil)
+        .def("combine_experts", &Calls::combine_experts, no_gil)
         .def("add", &Calls::add, no_gil)
         .def("greedy", &Calls::greedy, no_gil)
         .def("select_rows", &Calls::select_rows, no_gil)

@@ -77,7 +77,7 @@ void Program::lay_out(int64_t symbol, bool apart) {
     std::vector<const Buffer*> placed;
     int64_t& width = region_widths_[apart][size_t(symbol)];
     for (Buffer& buffer : buffers_) {
-        if (buffer.input >= 0 || buffer.first < 0 || buffer.num_rows != count_of_symbol(symbol)) continue;
+        if (buffer.input >= 0 || buffer.first < 0 || symbol_of(buffer.num_rows) != symbol) continue;
         int64_t place = 0;
         const auto by_place = [apart](const Buffer* a, const Buffer* b) { return a->place[apart] < b->place[apart]; };
         std::sort(placed.begin(), placed.end(), by_place);
@@ -148,7 +148,8 @@ void Program::resolve(const Step& step) {
                 *address = static_cast<Context*>(at)->addresses[size_t(buffer_of(*address))] + offset_of(*address);
             },
             [](void* at, int64_t* count) {
-                if (is_symbol(*count)) *count = static_cast<Context*>(at)->step->counts[size_t(symbol_of(*count))];
+                if (!is_symbol(*count)) return;
+                *count = static_cast<Context*>(at)->step->counts[size_t(symbol_of(*count))] * times_of(*count);
             });
     }
 }

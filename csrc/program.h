@@ -23,10 +23,13 @@ inline int64_t buffer_of(uint64_t address) { return int64_t((address & ~kReferen
 inline uint64_t offset_of(uint64_t address) { return address & ((uint64_t(1) << kIndexShift) - 1); }
 inline uint64_t reference_to(int64_t buffer) { return kReferenceBit | uint64_t(buffer) << kIndexShift; }
 
-// Symbol s stands as the count -1 - s.
+// `times` times the value of a symbol stands as a negative count.
+constexpr int kTimesShift = 16;
+
 inline bool is_symbol(int64_t count) { return count < 0; }
-inline int64_t symbol_of(int64_t count) { return -1 - count; }
-inline int64_t count_of_symbol(int64_t symbol) { return -1 - symbol; }
+inline int64_t symbol_of(int64_t count) { return (-1 - count) & ((int64_t(1) << kTimesShift) - 1); }
+inline int64_t times_of(int64_t count) { return ((-1 - count) >> kTimesShift) + 1; }
+inline int64_t count_of_symbol(int64_t symbol, int64_t times) { return -1 - (symbol | (times - 1) << kTimesShift); }
 
 constexpr int64_t kMaxArgBytes = 256;
 
@@ -81,7 +84,7 @@ void run_nodes(const Node* nodes, int64_t num_nodes, int num_threads, void (*aft
 
 // The memory of a step that a program asks for: inputs are given with each replay, buffers lie in one arena.
 struct Buffer {
-    int64_t num_rows;   // a count or a symbol; -1 - symbol
+    int64_t num_rows;   // one symbol
     int64_t row_bytes;  // 0 for an input
     int64_t input;      // which input it is, or -1
     bool is_kept;       // an output: lives until the next replay

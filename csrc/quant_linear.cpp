@@ -6,6 +6,7 @@
 // products are added as integers, which is exact in any order; sums of groups are scaled and added as floats, group 0, 1,
 // 2, ... and for each first the product and then the minimum. So an output's bits depend neither on the tile it is in,
 // nor on the threads, which share out blocks of outputs; nor on the instruction set, since every operation is the same.
+#include "experts.h"
 #include "linear_output.h"
 #include "quant_formats.h"
 #include "team.h"
@@ -121,26 +122,26 @@ void tile(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block, int64_t 
 
 // Tiles of rows from `row` on, as long as there are so many; returns the first row that is left.
 template <class F, int rows, int vectors>
-int64_t tiles(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block, int64_t row) {
-    for (; row + rows <= a.num_rows; row += rows) {
+int64_t tiles(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block, int64_t row, int64_t end) {
+    for (; row + rows <= end; row += rows) {
         for (int64_t v = 0; v < kOutputVectors; v += vectors) tile<F, rows, vectors>(a, walk, block, v, row);
     }
     return row;
 }
 
 template <class F>
-void block_of_outputs(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block) {
-    int64_t row = 0;
+void block_of_outputs(const QuantLinearArgs& a, const Walk<F>& walk, int64_t block, Range rows) {
+    int64_t row = rows.begin;
     if constexpr (kWidth == 16) {
-        row = tiles<F, 12, 1>(a, walk, block, row);
-        row = tiles<F, 6, 2>(a, walk, block, row);
-        row = tiles<F, 4, 2>(a, walk, block, row);
-        row = tiles<F, 3, 2>(a, walk, block, row);
-        row = tiles<F, 2, 2>(a, walk, block, row);
-        tiles<F, 1, 2>(a, walk, block, row);
+        row = tiles<F, 12, 1>(a, walk, block, row, rows.end);
+        row = tiles<F, 6, 2>(a, walk, block, row, rows.end);
+        row = tiles<F, 4, 2>(a, walk, block, row, rows.end);
+        row = tiles<F, 3, 2>(a, walk, block, row, rows.end);
+        row = tiles<F, 2, 2>(a, walk, block, row, rows.end);
+        tiles<F, 1, 2>(a, walk, block, row, rows.end);
     } else {
-        row = tiles<F, 2, 1>(a, walk, block, row);
-        tiles<F, 1, 1>(a, walk, block, row);
+        row = tiles<F, 2, 1>(a, walk, block, row, rows.end);
+        tiles<F, 1, 1>(a, walk, block, row, rows.end);
     }
 }
 
@@ -151,7 +152,20 @@ void quant_linear(const QuantLinearArgs& a, const Team& team) {
         const Walk<decltype(format)> walk(a.num_inputs, a.group);
         const int64_t least = kMinProducts / (a.num_rows * a.num_inputs * kOutputs + 1);
         team.for_each((a.num_outputs + kOutputs - 1) / kOutputs, least,
-                      [&](int64_t block) { block_of_outputs(a, walk, block); });
+                      [&](int64_t block) { block_of_outputs(a, walk, block, {0, a.num_rows}); });
+    });
+}
+
+void quant_expert_linear(const QuantExpertLinearArgs& a, const Team& team) {
+    with_format(a.linear.kind, [&](auto format) {
+        QuantLinearArgs one = a.linear;
+        const Walk<decltype(format)> walk(one.num_inputs, one.group);
+        const int64_t num_blocks = (one.num_outputs + kOutputs - 1) / kOutputs, products = one.num_inputs * kOutputs;
+        const auto visit = [&](int64_t expert, Range rows, int64_t block) {
+            one.weight = a.weights[expert];
+            block_of_outputs(one, walk, block, rows);
+        };
+        for_each_expert(team, a.experts, one.num_rows, num_blocks, products, kMinProducts, visit);
     });
 }
 

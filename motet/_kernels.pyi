@@ -8,7 +8,7 @@ QUANT_BLOCK: int  # the same of quantised weights
 GROUP_META_BYTES: int  # that follow the integers of a group of quantised activations
 
 def supported_isas() -> list[str]: ...
-def count_of_symbol(symbol: int, /) -> int: ...
+def count_of_symbol(symbol: int, times: int, /) -> int: ...
 
 class Calls:
     """The kernels of one instruction set."""
@@ -167,6 +167,54 @@ class Calls:
         dtype: int,
         cache_dtype: int,
         /,
+    ) -> None: ...
+    def route(
+        self,
+        weights: int,
+        places: int,
+        experts: int,
+        tokens: int,
+        logits: int,
+        num_tokens: int,
+        num_experts: int,
+        top_k: int,
+        renormalize: bool,
+        dtype: int,
+        /,
+    ) -> None: ...
+    def expert_linear(
+        self,
+        out: int,
+        stride: int,
+        first_column: int,
+        dtype: int,
+        x: int,
+        weights: int,
+        experts: int,
+        num_rows: int,
+        num_outputs: int,
+        num_inputs: int,
+        weight_dtype: int,
+        /,
+    ) -> None: ...
+    def quant_expert_linear(
+        self,
+        out: int,
+        stride: int,
+        first_column: int,
+        dtype: int,
+        rows: int,
+        weights: int,
+        experts: int,
+        num_rows: int,
+        num_outputs: int,
+        num_inputs: int,
+        group: int,
+        kind: int,
+        /,
+    ) -> None: ...
+    def combine_experts(
+        self, out: int, x: int, weights: int, places: int, num_tokens: int, num_cols: int, top_k: int, dtype: int, /
     ) -> None: ...
     def add(self, out: int, x: int, y: int, num_rows: int, num_cols: int, dtype: int, /) -> None: ...
     def greedy(self, token_ids: int, scores: int, num_rows: int, num_cols: int, /) -> None: ...

@@ -38,14 +38,15 @@ class MoE:
         self.act = activation_name(act)
         self.router = Linear(ctx, router, width, num_experts, quantized=False)
         if ctx.weights.has(f"{experts}.gate_up_proj"):
-            self.gate_up = _packed_stack(ctx, f"{experts}.gate_up_proj", num_experts, 2 * inner, width)
-            self.down = _packed_stack(ctx, f"{experts}.down_proj", num_experts, width, inner)
+            gate_ups = _packed_stack(ctx, f"{experts}.gate_up_proj", num_experts, 2 * inner, width)
+            downs = _packed_stack(ctx, f"{experts}.down_proj", num_experts, width, inner)
         else:
             gate, up, down = parts
             names = [f"{experts}.{e}" for e in range(num_experts)]
             pairs = [[f"{name}.{gate}", f"{name}.{up}"] for name in names]
-            self.gate_up = [Linear(ctx, pair, width, [inner, inner]).weight for pair in pairs]
-            self.down = [Linear(ctx, f"{name}.{down}", inner, width).weight for name in names]
+            gate_ups = [Linear(ctx, pair, width, [inner, inner]).weight for pair in pairs]
+            downs = [Linear(ctx, f"{name}.{down}", inner, width).weight for name in names]
+        self.gate_up, self.down = ctx.ops.pack_experts(gate_ups), ctx.ops.pack_experts(downs)
 
     def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
         """x [T, width] -> [T, width], plus `residual`."""

@@ -22,14 +22,15 @@ from motet.ops.reference import rope as _rope
 class ReferenceOps:
     """Each method's contract is the docstring of the function of the same name in `motet.ops.reference`.
 
-    The matrices of `linear`, `logits`, `embedding` and `moe` are first given to `pack_linear`, so that a backend can
-    keep a layout of its own.
+    The matrices of `linear`, `logits`, `embedding` and `moe` are first given to `pack_linear`, and those of a layer's
+    experts then to `pack_experts`, so that a backend can keep a layout of its own.
     """
 
     name = "reference"
 
     # Called once for each weight, at load.
     pack_linear: Callable[..., Any] = staticmethod(_linear.pack_linear)
+    pack_experts: Callable[..., Any] = staticmethod(list)
 
     def __init__(self) -> None:
         # Their weights are what `pack_linear` gives, another type with each backend.

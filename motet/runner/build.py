@@ -28,6 +28,7 @@ from motet.runner.memory import (
     check_budget,
     check_fits,
     describe_capacity,
+    inner_width,
     plan_capacity,
 )
 from motet.runner.runner import Runner
@@ -113,9 +114,8 @@ def state_budget(config: EngineConfig, checkpoint: Checkpoint, vocab_size: int, 
     share = config.cache.memory_utilization or CPU_SHARE
     values = checkpoint.config
     hidden = int(values.get("hidden_size") or values.get("n_embd") or 0)
-    inner = int(values.get("intermediate_size") or 4 * hidden)
     available = max(0, available_bytes() - num_unread_bytes)
-    needed = activation_bytes(config.scheduler, hidden, inner, vocab_size)
+    needed = activation_bytes(config.scheduler, hidden, inner_width(values, hidden), vocab_size)
     budget = int(available * share) - needed
     if budget <= 0:
         raise CapacityError(

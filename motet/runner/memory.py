@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -43,6 +44,14 @@ def _read_stat(path: Path, key: str) -> int:
         return int(lines.get(key, 0))
     except (OSError, ValueError):
         return 0
+
+
+def inner_width(config: dict[str, Any], hidden_size: int) -> int:
+    """Of a checkpoint's feed-forward blocks, as `activation_bytes` takes it. A token of a mixture of experts has a row
+    for each of its experts, and with it a copy of its input or of what the expert gives."""
+    dense = int(config.get("intermediate_size") or 4 * hidden_size)
+    expert = int(config.get("moe_intermediate_size") or dense)
+    return max(dense, int(config.get("num_experts_per_tok") or 0) * (expert + -(-hidden_size // 3)))
 
 
 def activation_bytes(scheduler: SchedulerConfig, hidden_size: int, inner_size: int, vocab_size: int) -> int:

@@ -21,6 +21,7 @@ from motet.runner.memory import (
     check_budget,
     check_fits,
     describe_capacity,
+    inner_width,
     plan_capacity,
 )
 
@@ -154,3 +155,12 @@ def test_more_tokens_rows_or_words_need_more() -> None:
     assert base == 8 * (4 * 10 + 3 * 20) * 4 + 8 * 100 * 16
     assert activation_bytes(more_tokens, 10, 20, 100) > base
     assert activation_bytes(small, 10, 20, 101) > base
+
+
+def test_a_row_for_each_expert_of_a_token() -> None:
+    assert inner_width({}, 30) == 120
+    assert inner_width({"intermediate_size": 50}, 30) == 50
+    mixture = {"intermediate_size": 50, "num_experts_per_tok": 4}
+    assert inner_width(mixture, 30) == 4 * (50 + 10)
+    assert inner_width({**mixture, "moe_intermediate_size": 20}, 30) == 4 * (20 + 10)
+    assert inner_width({**mixture, "moe_intermediate_size": 1, "num_experts_per_tok": 1}, 30) == 50

@@ -13,6 +13,7 @@ from motet.core.errors import EngineDeadError
 from motet.ops import cpu
 from motet.ops.cpu.program import Count, Program, RecordingError, recording
 from motet.ops.reference.linear import random_linear
+from tests.checkpoints import CONFIGS
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason="only kernels are recorded")
 
@@ -96,6 +97,30 @@ def test_what_cannot_be_recorded_is_refused(use: Callable[[Any, cpu.CpuOps], Any
     ):
         use(tape.input(tape.counts[0], 8, dtype=torch.float32), ops)
     assert ops.add(torch.ones(1, 8), torch.ones(1, 8)).sum() == 16  # runs eagerly again
+
+
+def test_a_count_may_be_a_multiple() -> None:
+    """Three rows for each token: the kernel runs over three times as many as the step has tokens."""
+    ops = cpu.CpuOps()
+    with recording(ops.target, ["number of tokens"]) as tape:
+        x = tape.input(tape.counts[0], 3 * 8, dtype=torch.float32)
+        out = ops.target.empty(x, 3 * 8, dtype=torch.float32)
+        ops.target.calls.add(out.data_ptr(), x.data_ptr(), x.data_ptr(), ops.target.num_rows(x, times=3), 8, 0)
+    program = tape.finish([out])
+    for num_tokens in (1, 5):
+        values = torch.randn(num_tokens, 24, generator=torch.Generator().manual_seed(0))
+        (found,) = program.replay([num_tokens], [values.data_ptr()])
+        assert torch.equal(found, 2 * values)
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_every_architecture_is_recorded(family: str, tiny_checkpoints: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTET_CHECK", "1")
+    for options in ({}, {"dtype": "bfloat16", "quantization": "int8"}):
+        engine = make_engine(tiny_checkpoints(family)[0], **options)
+        assert type(engine.core.runner.executor) is CheckedExecutor  # type: ignore[attr-defined]
+        outputs = generate(engine, random_prompts((5, 21)), greedy())
+        assert all(output.outputs[0].token_ids for output in outputs)
 
 
 def test_counts_have_no_truth() -> None:

@@ -5,13 +5,17 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from motet.ops.cpu.backend import CpuOps
 from motet.ops.cpu.library import is_available, isa
 from motet.ops.cpu.linear import split_records
+from motet.ops.cpu.packing import PackedExperts
 from motet.ops.reference.activation import ACTIVATION, ACTIVATION_MUL
 from motet.ops.reference.greedy import GREEDY
 from motet.ops.reference.layer_norm import LAYER_NORM
 from motet.ops.reference.linear import LINEAR, LOGITS
+from motet.ops.reference.moe import MOE
 from motet.ops.reference.norm import RMS_NORM
 from motet.ops.reference.quantized import QUANTIZE_ROWS, QUANTIZED_LINEAR
 from motet.ops.reference.rope import QKV_HEADS
@@ -21,6 +25,10 @@ __all__ = ["CpuOps", "is_available", "isa"]
 
 if is_available():
     ops = CpuOps()
+
+    def _pack_experts(matrices: list[Tensor]) -> PackedExperts:
+        return ops.pack_experts([ops.pack_linear(matrix) for matrix in matrices])
+
     implement_op(RMS_NORM, "cpu", ops.rms_norm)
     implement_op(GREEDY, "cpu", ops.greedy)
     implement_op(LAYER_NORM, "cpu", ops.layer_norm)
@@ -33,5 +41,12 @@ if is_available():
         QUANTIZED_LINEAR,
         "cpu",
         lambda x, weight, scheme, *others: ops.linear(x, ops.pack_linear(weight, scheme=scheme), *others),
+    )
+    implement_op(
+        MOE,
+        "cpu",
+        lambda x, scores, gate_up, down, *others: ops.moe(
+            x, scores, _pack_experts(gate_up), _pack_experts(down), *others
+        ),
     )
     implement_op(QUANTIZE_ROWS, "cpu", lambda x, group: split_records(ops.quantize_rows(x, group), x.shape[1], group))

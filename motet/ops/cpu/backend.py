@@ -14,12 +14,12 @@ from motet.ops.cpu.activation import activation, activation_mul, soft_cap
 from motet.ops.cpu.greedy import greedy
 from motet.ops.cpu.library import is_available
 from motet.ops.cpu.linear import embedding, linear, linear_f32, quantize_rows
+from motet.ops.cpu.moe import moe
 from motet.ops.cpu.norm import layer_norm, rms_norm
-from motet.ops.cpu.packing import PackedLinear, pack_linear
+from motet.ops.cpu.packing import PackedLinear, pack_experts, pack_linear
 from motet.ops.cpu.rope import qkv_heads
 from motet.ops.cpu.rows import add, select_rows
 from motet.ops.cpu.target import Target
-from motet.ops.reference.moe import moe
 
 __all__ = ["CpuOps", "is_available"]
 
@@ -29,6 +29,7 @@ class CpuOps(ReferenceOps):
 
     name = "cpu"
     pack_linear = staticmethod(pack_linear)
+    pack_experts = staticmethod(pack_experts)
 
     def __init__(self) -> None:
         super().__init__()
@@ -47,11 +48,8 @@ class CpuOps(ReferenceOps):
         self.greedy = partial(greedy, target)
         self.qkv_heads = partial(qkv_heads, target)
         self.logits = self._logits
-        self.moe = partial(moe, feed_forward=self._feed_forward)
+        self.moe = partial(moe, target)
 
     def _logits(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, cap: float | None = None) -> Tensor:
         out = self.linear_f32(x, weight, bias)
         return out if cap is None else self.soft_cap(out, cap)
-
-    def _feed_forward(self, x: Tensor, gate_up: PackedLinear, down: PackedLinear, act: str) -> Tensor:
-        return self.linear(self.activation_mul(self.linear(x, gate_up), act), down)

@@ -61,9 +61,9 @@ def new_recorder() -> _kernels.Recorder:
     return _kernels.Recorder(kernels().isa)
 
 
-def symbol_code(symbol: int) -> int:
-    """What stands for symbol number `symbol` where a kernel expects a count."""
-    return _kernels.count_of_symbol(symbol)
+def symbol_code(symbol: int, times: int = 1) -> int:
+    """What stands for symbol number `symbol`, multiplied by `times`, where a kernel expects a count."""
+    return _kernels.count_of_symbol(symbol, times)
 
 
 def is_available() -> bool:

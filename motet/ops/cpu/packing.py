@@ -127,3 +127,35 @@ def pack_linear(*parts: Tensor | QuantizedMatrix, scheme: str | None = None) -> 
         raise ValueError(f"the parts must have the same inputs, got {[source.num_inputs for source in sources]}")
     packed = tuple(_pack_run(list(run)) for _, run in groupby(sources, key=lambda source: source.layout))
     return PackedLinear(packed, sum(part.num_outputs for part in packed), sources[0].num_inputs)
+
+
+@dataclass(frozen=True)
+class PackedExperts:
+    """The same matrix [num_outputs, num_inputs] of each of several experts, all packed alike.
+
+    addresses: for each part int64 [num_experts], where the experts' data lies
+    """
+
+    experts: tuple[PackedLinear, ...]
+    addresses: tuple[Tensor, ...]
+
+    @property
+    def num_outputs(self) -> int:
+        return self.experts[0].num_outputs
+
+    @property
+    def num_inputs(self) -> int:
+        return self.experts[0].num_inputs
+
+
+def pack_experts(matrices: Sequence[PackedLinear]) -> PackedExperts:
+    """What `pack_linear` gave for each expert, in their order. Raises ValueError where they differ in shape or kind."""
+    layouts = {
+        (matrix.num_inputs, *((part.num_outputs, part.kind, part.group, part.data.dtype) for part in matrix.parts))
+        for matrix in matrices
+    }
+    if len(layouts) != 1:
+        raise ValueError("the experts of a layer must have matrices of one shape and one kind")
+    columns = zip(*(matrix.parts for matrix in matrices), strict=True)
+    addresses = tuple(torch.tensor([part.data.data_ptr() for part in column]) for column in columns)
+    return PackedExperts(tuple(matrices), addresses)

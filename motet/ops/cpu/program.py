@@ -122,8 +122,8 @@ class Recording:
         self.buffers.append(Buffer(self.recorder.add_buffer(rows.code, row_bytes), rows, widths, dtype))
         return cast(Tensor, self.buffers[-1])
 
-    def num_rows(self, x: Tensor) -> int:
-        return _buffer(x).rows.code
+    def num_rows(self, x: Tensor, times: int = 1) -> int:
+        return symbol_code(_buffer(x).rows.symbol, times)
 
     def finish(self, outputs: Sequence[Tensor]) -> Program:
         """End it. The outputs keep their place until the next replay."""

@@ -27,8 +27,8 @@ class Sink(Protocol):
     def empty(self, like_rows_of: Tensor, *widths: int, dtype: torch.dtype) -> Tensor:
         """Uninitialised memory [rows of the other, *widths]."""
 
-    def num_rows(self, x: Tensor) -> int:
-        """The length of x's first dimension, as kernels take it."""
+    def num_rows(self, x: Tensor, times: int = 1) -> int:
+        """The length of x's first dimension, multiplied, as kernels take it."""
 
 
 class EagerSink:
@@ -43,8 +43,8 @@ class EagerSink:
     def empty(self, like_rows_of: Tensor, *widths: int, dtype: torch.dtype) -> Tensor:
         return torch.empty(like_rows_of.shape[0], *widths, dtype=dtype)
 
-    def num_rows(self, x: Tensor) -> int:
-        return x.shape[0]
+    def num_rows(self, x: Tensor, times: int = 1) -> int:
+        return x.shape[0] * times
 
 
 class CollectingSink(EagerSink):
@@ -71,8 +71,8 @@ class Target:
     def empty(self, like_rows_of: Tensor, *widths: int, dtype: torch.dtype) -> Tensor:
         return self._sink.empty(like_rows_of, *widths, dtype=dtype)
 
-    def num_rows(self, x: Tensor) -> int:
-        return self._sink.num_rows(x)
+    def num_rows(self, x: Tensor, times: int = 1) -> int:
+        return self._sink.num_rows(x, times)
 
     @contextmanager
     def redirected(self, sink: Sink) -> Iterator[None]:
