@@ -9,38 +9,28 @@ namespace motet {
 namespace MOTET_ISA {
 namespace {
 
-constexpr int64_t kFew = 64;       // so many are sorted rather than halved again
 constexpr double kSlack = 1.001;  // covers the rounding of a bound
 
 void keep_top_k(Row& row, int64_t k) {
     if (k >= row.count) return;
-    Heap heap = row.collect(row.reached_by(k), kInfinity);
+    Heap heap = row.collect(row.reached_by(k), kAnyBin);
     if (heap.size < k) return;
     for (int64_t n = 1; n < k; ++n) heap.pop();
     row.least_key = key_of(score_of(heap.pop()), -1);  // equals of the k-th stay
 }
 
-// The last of the nucleus lies in [low, high): the masses from `high` up do not reach the limit, those from `low` up do.
+// Only the tokens of the bin in which the nucleus ends are sorted.
 void keep_top_p(Row& row, double p) {
     if (p >= 1.0) return;
-    float low = row.peak + kLeastGap, high = kInfinity;
-    Row::Mass below = row.mass_from(low), above = {0, 0};
-    const double limit = p * double(below.mass);
-    float middle = row.peak - 1.0f;
-    while (below.count - above.count > kFew && middle > low && middle < high) {
-        const Row::Mass found = row.mass_from(middle);
-        if (double(found.mass) < limit) {
-            high = middle;
-            above = found;
-        } else {
-            low = middle;
-            below = found;
-        }
-        middle = high < kInfinity ? low + (high - low) / 2 : low + (row.peak - low) / 2;
-    }
-    Heap heap = row.collect(low, high);
+    int64_t bins[kNumBins], total = 0;
+    row.fill_bins(bins);
+    for (int64_t n = 0; n < kNumBins; ++n) total += bins[n];
+    const double limit = p * double(total);
+    int64_t last = 0, mass = 0;
+    while (double(mass + bins[last]) < limit) mass += bins[last++];
+    Heap heap = row.collect(-kInfinity, last);
     uint64_t key = heap.pop();
-    for (int64_t mass = above.mass + row.mass_of(score_of(key)); double(mass) < limit && heap.size > 0;) {
+    for (mass += row.mass_of(score_of(key)); double(mass) < limit && heap.size > 0;) {
         key = heap.pop();
         mass += row.mass_of(score_of(key));
     }
@@ -71,8 +61,8 @@ struct Best {
     }
 };
 
-// Lane i beats the best so far only if -log(u) <= e^(score - peak - best), and so only if 1 - u is; for the greatest score of
-// its block that is one exponential for 64 lanes, and few are left for whom it takes logarithms.
+// Lane i beats the best so far only if -log(u) <= e^(score - peak - best), and so only if 1 - u is; for the greatest
+// score of its block that is one exponential for 64 lanes, and few are left for whom it takes logarithms.
 int64_t draw_from(const Row& row, uint64_t noise_key) {
     int64_t first = 0;
     while (row.maxima[first] != row.peak) ++first;
@@ -112,7 +102,7 @@ void describe_row(const DescribeArgs& a, Row& row, int64_t r) {
         for (int64_t n = 1; n < width; ++n) ids[n] = n - 1;
         return;
     }
-    const double total = double(row.mass_from(row.peak + kLeastGap).mass) * 0x1p-40;
+    const double total = double(row.whole_mass()) * 0x1p-40;
     const double normaliser = double(row.peak) + log_in_steps(total);
     values[0] = float(double(row.scores[chosen]) - normaliser);
     for (int64_t b = 0; b < row.num_blocks; ++b) {
@@ -122,7 +112,7 @@ void describe_row(const DescribeArgs& a, Row& row, int64_t r) {
     }
     const int64_t num_top = a.num_top[r] < a.width ? a.num_top[r] : a.width;
     if (num_top == 0) return;
-    Heap heap = row.collect(row.reached_by(num_top), kInfinity);
+    Heap heap = row.collect(row.reached_by(num_top), kAnyBin);
     int64_t n = 1;
     for (; n <= num_top && heap.size > 0; ++n) {
         const uint64_t key = heap.pop();

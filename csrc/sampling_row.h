@@ -1,6 +1,6 @@
-// One row of scores for sampling: blocks of 64 with their maxima, so that what looks for the best few reads little else;
-// masses of the softmax as integers; the noise. Defined by motet/sampling (masses.py, ranking.py, noise.py), bit for bit:
-// every float operation is rounded by itself, and sums of integers do not depend on their order.
+// One row of scores for sampling: blocks of 64 with their maxima, so that what looks for the best few reads little
+// else; masses of the softmax as integers; the noise. Defined by motet/sampling (masses.py, ranking.py, noise.py), bit
+// for bit: every float operation is rounded by itself, and sums of integers do not depend on their order.
 #pragma once
 
 #include "vec.h"
@@ -14,6 +14,9 @@ typedef double f64x8 __attribute__((vector_size(64)));
 constexpr int64_t kBlock = 64;
 constexpr float kInfinity = __builtin_inff();
 constexpr float kLeastGap = -29.0f;  // its mass rounds to 0
+constexpr float kBinsPerUnit = 32.0f;
+constexpr int64_t kNumBins = 29 * 32 + 1;
+constexpr int64_t kAnyBin = -1;
 constexpr uint64_t kGolden = 0x9E3779B97F4A7C15u;
 
 MOTET_INLINE bool is_finite(float x) { return x - x == 0.0f; }
@@ -92,13 +95,28 @@ MOTET_INLINE f64x8 widen(const f32x16& v, int64_t half) {
 #endif
 }
 
-// Adds the masses of sixteen exponentials, in units of 2^-40: beside 1.5 * 2^12 a double has no finer bits.
-MOTET_INLINE u64x8 add_masses(u64x8 sums, const f32x16& exponentials) {
-    for (int64_t half = 0; half < 2; ++half) {
-        const f64x8 shifted = widen(exponentials, half) + 0x1.8p12;
-        sums += bit_cast<u64x8>(shifted) - 0x40b8000000000000u;
+// Adds the masses of eight exponentials, in units of 2^-40: beside 1.5 * 2^12 a double has no finer bits.
+MOTET_INLINE u64x8 add_masses(const u64x8& sums, const f32x16& exponentials, int64_t half) {
+    return sums + (bit_cast<u64x8>(widen(exponentials, half) + 0x1.8p12) - 0x40b8000000000000u);
+}
+
+MOTET_INLINE u64x8 add_masses(const u64x8& sums, const f32x16& exponentials) {
+    return add_masses(add_masses(sums, exponentials, 0), exponentials, 1);
+}
+
+// A bit for each lane.
+MOTET_INLINE uint32_t mask_of(const u32_part* is_set) {
+    uint32_t mask = 0;
+    for (int64_t p = 0; p < kParts; ++p) {
+#if defined(__AVX512F__)
+        mask |= uint32_t(_mm512_movepi32_mask((__m512i)is_set[p]));
+#elif defined(__AVX2__)
+        mask |= uint32_t(_mm256_movemask_ps((__m256)is_set[p])) << (p * kWidth);
+#else
+        for (int64_t j = 0; j < kWidth; ++j) mask |= (is_set[p][j] & 1u) << (p * kWidth + j);
+#endif
     }
-    return sums;
+    return mask;
 }
 
 MOTET_INLINE int64_t sum(const u64x8& v) {
@@ -153,7 +171,7 @@ struct Row {
     float score(int64_t id) const { return scores[id] / temperature; }
     const float* block(int64_t b) const { return b + 1 < num_blocks ? scores + b * kBlock : last; }
     bool keeps(float score, uint64_t key) const { return score - peak >= least_gap && key >= least_key; }
-    // Of the lowest id that there is: whether the block may have something that is kept.
+    // Whether the block may have something that is kept; its maximum might have the lowest id that there is.
     bool may_keep(int64_t b) const { return keeps(maxima[b], key_of(maxima[b], 0)); }
 
     static int64_t num_bytes(int64_t count) {
@@ -198,17 +216,29 @@ struct Row {
         return is_finite(peak);
     }
 
-    // Puts what is kept, not -inf, and in [floor, ceiling) into a heap.
-    Heap collect(float floor, float ceiling) const {
+    // Puts what is kept, not -inf, reaches `floor` and is in the bin into a heap.
+    Heap collect(float floor, int64_t bin) const {
         Heap heap{keys, 0};
+        const f32x16 top = broadcast(peak), divisor = broadcast(temperature);
+        const float first = float(bin), end = float(bin + 1);
         for (int64_t b = 0; b < num_blocks; ++b) {
             if (maxima[b] < floor || !may_keep(b)) continue;
+            if (bin != kAnyBin && (maxima[b] - peak) * -kBinsPerUnit >= end) continue;
             const float* x = block(b);
-            for (int64_t i = 0; i < kBlock; ++i) {
-                const float value = x[i] / temperature;
-                if (!(value >= floor && value < ceiling) || value == -kInfinity) continue;
-                const uint64_t key = key_of(value, b * kBlock + i);
-                if (keeps(value, key)) keys[heap.size++] = key;
+            for (int64_t i = 0; i < kBlock; i += kLanes) {
+                const f32x16 value = load(x + i) / divisor, place = (value - top) * -kBinsPerUnit;
+                u32_part is_in[kParts];
+                for (int64_t p = 0; p < kParts; ++p) {
+                    is_in[p] = bit_cast<u32_part>(value.part[p] >= floor);
+                    is_in[p] &= bit_cast<u32_part>(value.part[p] > -kInfinity);
+                    if (bin == kAnyBin) continue;
+                    is_in[p] &= bit_cast<u32_part>(place.part[p] >= first) & bit_cast<u32_part>(place.part[p] < end);
+                }
+                for (uint32_t mask = mask_of(is_in); mask; mask &= mask - 1) {
+                    const int64_t id = b * kBlock + i + __builtin_ctz(mask);
+                    const uint64_t key = key_of(score(id), id);
+                    if (keeps(score(id), key)) keys[heap.size++] = key;
+                }
             }
         }
         heap.build();
@@ -227,38 +257,55 @@ struct Row {
         return score_of(heap.pop());
     }
 
-    struct Mass {
-        int64_t mass;
-        int64_t count;
-    };
+    // e^(score - peak) of sixteen lanes of a block, 0 where they are below `floor` or `least_gap`.
+    f32x16 exponentials(const float* x, float floor, f32x16& gap) const {
+        const f32x16 value = load(x) / broadcast(temperature);
+        gap = value - broadcast(peak);
+        u32_part is_in[kParts];
+        for (int64_t p = 0; p < kParts; ++p) {
+            is_in[p] = bit_cast<u32_part>(value.part[p] >= floor) & bit_cast<u32_part>(gap.part[p] >= least_gap);
+        }
+        gap = max(gap, broadcast(kLeastGap));
+        f32x16 e = exp_in_steps(gap);
+        for (int64_t p = 0; p < kParts; ++p) {
+            e.part[p] = bit_cast<f32_part>(bit_cast<u32_part>(e.part[p]) & is_in[p]);
+        }
+        return e;
+    }
 
-    // Of those that are kept and reach `floor`. What is kept must be a matter of score here, not of ids.
-    Mass mass_from(float floor) const {
-        const float least_score = least_key ? score_of(least_key) : -kInfinity;
-        const f32x16 top = broadcast(peak), divisor = broadcast(temperature);
-        const float bound = floor > least_score ? floor : least_score;
+    // The mass of all that the row has.
+    int64_t whole_mass() const {
         u64x8 sums = {};
-        u32_part misses = {};
-        int64_t num_seen = 0;
+        f32x16 gap;
         for (int64_t b = 0; b < num_blocks; ++b) {
-            if (maxima[b] < bound || !may_keep(b)) continue;
-            num_seen += kBlock;
-            const float* x = block(b);
-            for (int64_t v = 0; v < kBlock / kLanes; ++v) {
-                const f32x16 value = load(x + v * kLanes) / divisor;
-                f32x16 gap = value - top;
-                u32_part is_out[kParts];
-                for (int64_t p = 0; p < kParts; ++p) {
-                    is_out[p] = bit_cast<u32_part>(value.part[p] < bound) | bit_cast<u32_part>(gap.part[p] < least_gap);
-                    misses -= is_out[p];
-                }
-                f32x16 e = exp_in_steps(max(gap, broadcast(kLeastGap)));
-                for (int64_t p = 0; p < kParts; ++p) e.part[p] = bit_cast<f32_part>(bit_cast<u32_part>(e.part[p]) & ~is_out[p]);
-                sums = add_masses(sums, e);
+            if (maxima[b] - peak < kLeastGap) continue;
+            for (int64_t i = 0; i < kBlock; i += kLanes) {
+                sums = add_masses(sums, exponentials(block(b) + i, -kInfinity, gap));
             }
         }
-        for (int64_t j = 0; j < kWidth; ++j) num_seen -= misses[j];
-        return {sum(sums), num_seen};
+        return sum(sums);
+    }
+
+    // The masses of those that are kept, by how far below the peak they are. (As yet that is a matter of scores.)
+    void fill_bins(int64_t* bins) const {
+        for (int64_t n = 0; n < kNumBins; ++n) bins[n] = 0;
+        const float floor = least_key ? score_of(least_key) : -kInfinity;
+        uint64_t lane_masses[kLanes];
+        float places[kLanes];
+        f32x16 gap;
+        for (int64_t b = 0; b < num_blocks; ++b) {
+            if (maxima[b] - peak < kLeastGap || !may_keep(b)) continue;
+            const float* x = block(b);
+            for (int64_t i = 0; i < kBlock; i += kLanes) {
+                const f32x16 e = exponentials(x + i, floor, gap);
+                for (int64_t half = 0; half < 2; ++half) {
+                    const u64x8 eight = add_masses(u64x8{}, e, half);
+                    std::memcpy(lane_masses + 8 * half, &eight, sizeof(eight));
+                }
+                store(places, gap * -kBinsPerUnit);
+                for (int64_t j = 0; j < kLanes; ++j) bins[int32_t(places[j])] += int64_t(lane_masses[j]);
+            }
+        }
     }
 
     int64_t mass_of(float score) const {

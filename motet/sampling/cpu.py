@@ -27,6 +27,7 @@ class CpuSampler(Sampler):
     def __init__(self, target: Target) -> None:
         super().__init__(partial(greedy, target))
         self.target = target
+        self._memory = torch.empty(0)
 
     def token_logprobs(self, logits: Tensor, token_ids: Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
         if not len(logits):
@@ -36,20 +37,21 @@ class CpuSampler(Sampler):
         return listed(ids, values, ranks.tolist(), num_top)
 
     def choose_worked(self, logits: Tensor, view: SamplingView) -> tuple[Tensor, Tensor]:
-        scores, rows = logits, view.worked
+        num_drawn, rows, scores = view.num_drawn, view.worked, logits
         is_bad = torch.zeros(len(rows), dtype=torch.bool)
         if view.edits:
-            scores, rows = logits[view.worked], torch.arange(len(rows))
+            rows, scores = torch.arange(len(rows)), self._copy(logits, view.worked)
             is_bad = self.greedy(scores) < 0
             for edit in view.edits:
                 edit.apply(scores)
         chosen = torch.empty(len(rows), dtype=torch.int64)
-        first, others = rows[: view.num_drawn], rows[view.num_drawn :]
-        if len(first):
-            parameters = [_tensor(view.drawn[name]) for name in PARAMETERS]
-            chosen[: view.num_drawn] = draw(self.target, scores, first, *parameters, view.keys)
-        if len(others):
-            chosen[view.num_drawn :] = self.greedy(scores[others])
+        if num_drawn:
+            temperature, log_min_p, top_k, top_p = (_tensor(view.drawn[name]) for name in PARAMETERS)
+            chosen[:num_drawn] = draw(
+                self.target, scores, rows[:num_drawn], temperature, log_min_p, top_k, top_p, view.keys
+            )
+        if num_drawn < len(rows):
+            chosen[num_drawn:] = self.greedy(scores[num_drawn:] if view.edits else scores[rows[num_drawn:]])
         status = torch.full_like(chosen, OK)
         failed = (is_bad | (chosen < 0)).nonzero().squeeze(1)
         if len(failed):
@@ -58,6 +60,14 @@ class CpuSampler(Sampler):
             is_finite = logits[view.worked[failed]].amax(dim=1).isfinite()
             status[failed[~is_finite]] = NOT_FINITE
         return chosen, status
+
+    def _copy(self, logits: Tensor, rows: Tensor) -> Tensor:
+        """logits[rows], valid until the next call: fresh memory would cost more than the copy."""
+        num_elements = len(rows) * logits.shape[1]
+        if num_elements > len(self._memory):
+            self._memory = torch.empty(num_elements)
+        out = self._memory[:num_elements].view(len(rows), logits.shape[1])
+        return torch.index_select(logits, 0, rows, out=out)
 
 
 def _tensor(field: npt.NDArray[Any]) -> Tensor:

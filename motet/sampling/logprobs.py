@@ -1,9 +1,9 @@
 """Log-probabilities of chosen and prompt tokens: log-softmax of the raw float32 logits, before any sampling step.
 
 A value is x - log(sum(e^x)) in float64, with the sum of `masses`, rounded once to float32. Layout and rank are vLLM's:
-the chosen token first, then the n likeliest in falling order (the chosen token again, if it is one of them: whoever makes
-a dict merges the two); its rank is the number of tokens whose logit is at least its own, so the best token has rank 1
-and equals share the worse rank. Lower ids come first among equals in the list.
+the chosen token first, then the n likeliest in falling order (the chosen token again, if it is one of them: whoever
+makes a dict merges the two); its rank is the number of tokens whose logit is at least its own, so the best token has
+rank 1 and equals share the worse rank. Lower ids come first among equals in the list.
 """
 
 from __future__ import annotations

@@ -60,8 +60,8 @@ class Sampler:
         token_ids = torch.empty(view.num_entries, dtype=torch.int64)
         status = torch.empty(view.num_entries, dtype=torch.int64)
         if len(view.plain):
-            rows = logits if len(view.plain) == len(logits) else logits[view.plain]
-            best = self.greedy(rows)
+            are_few = 4 * len(view.plain) < len(logits)  # else a copy costs more than the rows that nobody needs
+            best = self.greedy(logits[view.plain]) if are_few else self.greedy(logits)[view.plain]
             token_ids[view.plain], status[view.plain] = best, torch.where(best < 0, NOT_FINITE, OK)
         token_ids[view.worked], status[view.worked] = self.choose_worked(logits, view)
         token_ids[status != OK] = -1

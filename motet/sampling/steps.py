@@ -38,8 +38,8 @@ def top_k(logits: Tensor, k: Tensor) -> Tensor:
 def top_p(logits: Tensor, p: Tensor) -> Tensor:
     """Forbid tokens whose betters already hold the mass p. logits: float32 [R, V], p: float64 [R], above 0.
 
-    "Better" is the order of `top_ids`; masses are the integers of `masses`, and p is a share of their sum. Most rows are
-    settled by their first NUCLEUS_WIDTH tokens, and only the others are sorted further.
+    "Better" is the order of `top_ids`; masses are the integers of `masses`, and p is a share of their sum. Most rows
+    are settled by their first NUCLEUS_WIDTH tokens, and only the others are sorted further.
     """
     vocab_size = logits.shape[1]
     shares = masses(logits)

@@ -7,6 +7,8 @@ from torch import Tensor
 
 from motet.ops.cpu.target import Target
 
+DRAW_DTYPES = [torch.int64, torch.float32, torch.float32, torch.int64, torch.float64, torch.int64]
+
 
 def draw(
     target: Target,
@@ -18,19 +20,30 @@ def draw(
     top_p: Tensor,
     keys: Tensor,
 ) -> Tensor:
-    """Narrow the rows `rows` (int64 [N]) of scores (float32 [R, V]) and draw from each: int64 [N], -1 where the row over
-    its temperature has no finite maximum.
+    """Narrow the rows `rows` (int64 [N]) of scores (float32 [R, V]) and draw from each: int64 [N], -1 where the row
+    over its temperature has no finite maximum.
 
     temperature, log_min_p: float32 [N]; top_k, keys: int64 [N]; top_p: float64 [N]. See motet.sampling.steps and draw.
     """
     scores = _checked(scores)
-    lists = [part.contiguous() for part in (rows, temperature, log_min_p, top_k, top_p, keys)]
-    wanted = [torch.int64, torch.float32, torch.float32, torch.int64, torch.float64, torch.int64]
-    if [part.dtype for part in lists] != wanted or any(part.shape != rows.shape for part in lists):
-        raise ValueError(f"parameters must be {wanted}, one for each row, got {[(p.dtype, p.shape) for p in lists]}")
+    parameters = (rows, temperature, log_min_p, top_k, top_p, keys)
+    if [part.dtype for part in parameters] != DRAW_DTYPES or any(part.shape != rows.shape for part in parameters):
+        found = [(part.dtype, list(part.shape)) for part in parameters]
+        raise ValueError(f"rows and parameters must be {DRAW_DTYPES}, one for each row, got {found}")
+    rows, temperature, log_min_p, top_k, top_p, keys = (part.contiguous() for part in parameters)
     token_ids = target.empty(rows, dtype=torch.int64)
-    addresses = [part.data_ptr() for part in lists]
-    target.calls.draw(token_ids.data_ptr(), scores.data_ptr(), *addresses, target.num_rows(rows), scores.shape[1])
+    target.calls.draw(
+        token_ids.data_ptr(),
+        scores.data_ptr(),
+        rows.data_ptr(),
+        temperature.data_ptr(),
+        log_min_p.data_ptr(),
+        top_k.data_ptr(),
+        top_p.data_ptr(),
+        keys.data_ptr(),
+        target.num_rows(rows),
+        scores.shape[1],
+    )
     return token_ids
 
 
