@@ -381,6 +381,41 @@ void fields(GreedyArgs& a, const Visit& visit) {
     visit(a.token_ids, a.scores, a.num_rows);
 }
 
+struct DrawArgs {
+    int64_t* token_ids;        // [num_rows]: the drawn columns; -1: the scaled row has no finite maximum
+    const float* scores;       // [.., num_cols]
+    const int64_t* rows;       // [num_rows], rows of scores
+    const float* temperature;  // [num_rows], above 0
+    const float* log_min_p;    // [num_rows]; -inf: none
+    const int64_t* top_k;      // [num_rows], at least 1; num_cols or more: all
+    const double* top_p;       // [num_rows], above 0; 1: all
+    const int64_t* keys;       // [num_rows], of the noise
+    int64_t num_rows;
+    int64_t num_cols;
+};
+
+template <class Visit>
+void fields(DrawArgs& a, const Visit& visit) {
+    visit(a.token_ids, a.scores, a.rows, a.temperature, a.log_min_p, a.top_k, a.top_p, a.keys, a.num_rows);
+}
+
+struct DescribeArgs {
+    float* values;             // [num_rows, 1 + width]: log-probabilities of the token, then of the likeliest
+    int64_t* ids;              // [num_rows, 1 + width]: the token, then the likeliest
+    int64_t* ranks;            // [num_rows]: how many are at least as likely as the token
+    const float* logits;       // [num_rows, num_cols]
+    const int64_t* token_ids;  // [num_rows]
+    const int64_t* num_top;    // [num_rows]: how many of the likeliest are written, at most width
+    int64_t num_rows;
+    int64_t num_cols;
+    int64_t width;  // at most num_cols
+};
+
+template <class Visit>
+void fields(DescribeArgs& a, const Visit& visit) {
+    visit(a.values, a.ids, a.ranks, a.logits, a.token_ids, a.num_top, a.num_rows);
+}
+
 // Name and arguments of every kernel: void name(const Args&, const Team&).
 #define MOTET_FOR_EACH_KERNEL(X)          \
     X(rms_norm, RmsNormArgs)              \
@@ -397,6 +432,8 @@ void fields(GreedyArgs& a, const Visit& visit) {
     X(activation, ActivationArgs)         \
     X(add, AddArgs)                       \
     X(greedy, GreedyArgs)                 \
+    X(draw, DrawArgs)                     \
+    X(describe, DescribeArgs)             \
     X(select_rows, SelectRowsArgs)        \
     X(qkv_heads, QkvHeadsArgs)            \
     X(write_kv, WriteKvArgs)              \

@@ -234,6 +234,22 @@ public:
         MOTET_SUBMIT(greedy, GreedyArgs{pointer<int64_t>(token_ids), pointer<const float>(scores), num_rows, num_cols});
     }
 
+    void draw(uintptr_t token_ids, uintptr_t scores, uintptr_t rows, uintptr_t temperature, uintptr_t log_min_p,
+              uintptr_t top_k, uintptr_t top_p, uintptr_t keys, int64_t num_rows, int64_t num_cols) const {
+        MOTET_SUBMIT(draw, DrawArgs{pointer<int64_t>(token_ids), pointer<const float>(scores),
+                                    pointer<const int64_t>(rows), pointer<const float>(temperature),
+                                    pointer<const float>(log_min_p), pointer<const int64_t>(top_k),
+                                    pointer<const double>(top_p), pointer<const int64_t>(keys), num_rows, num_cols});
+    }
+
+    void describe(uintptr_t values, uintptr_t ids, uintptr_t ranks, uintptr_t logits, uintptr_t token_ids,
+                  uintptr_t num_top, int64_t num_rows, int64_t num_cols, int64_t width) const {
+        MOTET_SUBMIT(describe,
+                     DescribeArgs{pointer<float>(values), pointer<int64_t>(ids), pointer<int64_t>(ranks),
+                                  pointer<const float>(logits), pointer<const int64_t>(token_ids),
+                                  pointer<const int64_t>(num_top), num_rows, num_cols, width});
+    }
+
     void select_rows(uintptr_t out, uintptr_t x, uintptr_t rows, int64_t num_rows, int64_t row_bytes) const {
         MOTET_SUBMIT(select_rows, SelectRowsArgs{pointer<void>(out), pointer<const void>(x),
                                                  pointer<const int64_t>(rows), num_rows, row_bytes});
@@ -340,6 +356,8 @@ NB_MODULE(_kernels, m) {
         .def("combine_experts", &Calls::combine_experts, no_gil)
         .def("add", &Calls::add, no_gil)
         .def("greedy", &Calls::greedy, no_gil)
+        .def("draw", &Calls::draw, no_gil)
+        .def("describe", &Calls::describe, no_gil)
         .def("select_rows", &Calls::select_rows, no_gil)
         .def("qkv_heads", &Calls::qkv_heads, no_gil)
         .def("write_kv", &Calls::write_kv, no_gil)

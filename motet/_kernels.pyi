@@ -218,6 +218,33 @@ class Calls:
     ) -> None: ...
     def add(self, out: int, x: int, y: int, num_rows: int, num_cols: int, dtype: int, /) -> None: ...
     def greedy(self, token_ids: int, scores: int, num_rows: int, num_cols: int, /) -> None: ...
+    def draw(
+        self,
+        token_ids: int,
+        scores: int,
+        rows: int,
+        temperature: int,
+        log_min_p: int,
+        top_k: int,
+        top_p: int,
+        keys: int,
+        num_rows: int,
+        num_cols: int,
+        /,
+    ) -> None: ...
+    def describe(
+        self,
+        values: int,
+        ids: int,
+        ranks: int,
+        logits: int,
+        token_ids: int,
+        num_top: int,
+        num_rows: int,
+        num_cols: int,
+        width: int,
+        /,
+    ) -> None: ...
     def select_rows(self, out: int, x: int, rows: int, num_rows: int, row_bytes: int, /) -> None: ...
 
 class Kernels(Calls):

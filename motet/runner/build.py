@@ -144,6 +144,16 @@ def choose_executor(config: EngineConfig, plan: RunnerPlan, states: StateStore) 
     return CheckedExecutor(recorded, eager) if "MOTET_CHECK" in os.environ else recorded
 
 
+def choose_sampler(ops: ReferenceOps) -> Sampler:
+    """On the kernels where they are in use, with the same tokens as the definition in torch."""
+    if ops.name != "cpu":
+        return Sampler(ops.greedy)
+    from motet.ops.cpu.backend import CpuOps
+    from motet.sampling.cpu import CpuSampler
+
+    return CpuSampler(cast(CpuOps, ops).target)
+
+
 def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
     """Allocate the state and assemble the step."""
     states = StateStore(plan.loaded.states, plan.groups, plan.capacity)
@@ -158,7 +168,7 @@ def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
         batch=batch,
         attention=plan.attention,
         executor=choose_executor(config, plan, states),
-        head=AutoregressiveHead(plan.loaded.model, Sampler(plan.ops.greedy), batch),
+        head=AutoregressiveHead(plan.loaded.model, choose_sampler(plan.ops), batch),
         checks="MOTET_CHECK" in os.environ,
     )
     runner.warm_up(min(WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens, plan.max_model_len - 1))

@@ -72,7 +72,8 @@ class SamplingView:
     """What `Sampler.sample` needs for one step: L entries, one per logits row.
 
     plain: int64 [.], greedy entries that nothing edits. worked: int64 [W], the others, drawn ones first. Steps address
-    rows of `logits[worked]`: `edits` all of them, `filters` the first `num_drawn`, which also have `keys` (int64).
+    rows of `logits[worked]`: `edits` all of them, `filters` the first `num_drawn`, which also have `keys` (int64) and
+    their records `drawn` (ROW).
     num_logprobs: entry -> how many of the likeliest tokens it reports, for those that asked.
     """
 
@@ -82,9 +83,13 @@ class SamplingView:
     worked: Tensor
     num_drawn: int
     keys: Tensor
+    drawn: npt.NDArray[Any]
     edits: tuple[LogitsStep, ...]
-    filters: tuple[LogitsStep, ...]
     num_logprobs: dict[int, int]
+
+    @property
+    def filters(self) -> tuple[LogitsStep, ...]:
+        return _filters(self.drawn, self.vocab_size)
 
 
 @dataclass(frozen=True)
@@ -230,8 +235,8 @@ class SamplingColumns:
             keys=stream_keys(_tensor(columns["seed"][drawn]), _tensor(work.positions[: len(drawn)]))
             if len(drawn)
             else torch.zeros(0, dtype=torch.int64),
+            drawn=columns[drawn],
             edits=self._edits(work) if columns["is_edited"].any() else (),
-            filters=_filters(columns[drawn], self.vocab_size),
             num_logprobs=dict(zip(asked.tolist(), columns["num_logprobs"][asked].tolist())),
         )
 

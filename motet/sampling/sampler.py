@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -41,6 +41,14 @@ class Sampler:
     def __init__(self, greedy: Callable[[Tensor], Tensor]) -> None:
         self.greedy = greedy
 
+    def token_logprobs(self, logits: Tensor, token_ids: Tensor, num_top: Sequence[int]) -> list[TokenLogprobs]:
+        """See motet.sampling.logprobs."""
+        return token_logprobs(logits, token_ids, num_top)
+
+    def choose_worked(self, logits: Tensor, view: SamplingView) -> tuple[Tensor, Tensor]:
+        """(token ids, status codes) of the rows view.worked: int64 [W]."""
+        return _choose_worked(logits[view.worked], view)
+
     def sample(self, logits: Tensor, view: SamplingView) -> SampledRows:
         """logits: float32 [L, V], left as they are; view: what `SamplingColumns.view` gathered for these L rows."""
         assert logits.shape == (view.num_entries, view.vocab_size), (logits.shape, view.num_entries, view.vocab_size)
@@ -48,16 +56,27 @@ class Sampler:
             token_ids = self.greedy(logits)
             chosen = token_ids.tolist()
             errors = [None if token_id >= 0 else ERRORS[NOT_FINITE] for token_id in chosen]
-            return SampledRows(chosen, _describe(logits, view, token_ids), errors)
+            return SampledRows(chosen, self._describe(logits, view, token_ids), errors)
         token_ids = torch.empty(view.num_entries, dtype=torch.int64)
         status = torch.empty(view.num_entries, dtype=torch.int64)
         if len(view.plain):
-            best = self.greedy(logits[view.plain])
+            are_few = 4 * len(view.plain) < len(logits)  # else a copy costs more than the rows that nobody needs
+            best = self.greedy(logits[view.plain]) if are_few else self.greedy(logits)[view.plain]
             token_ids[view.plain], status[view.plain] = best, torch.where(best < 0, NOT_FINITE, OK)
-        token_ids[view.worked], status[view.worked] = _choose_worked(logits[view.worked], view)
+        token_ids[view.worked], status[view.worked] = self.choose_worked(logits, view)
         token_ids[status != OK] = -1
         errors = [ERRORS[code] for code in status.tolist()]
-        return SampledRows(token_ids.tolist(), _describe(logits, view, token_ids), errors)
+        return SampledRows(token_ids.tolist(), self._describe(logits, view, token_ids), errors)
+
+    def _describe(self, logits: Tensor, view: SamplingView, token_ids: Tensor) -> list[TokenLogprobs | None]:
+        described: list[TokenLogprobs | None] = [None] * view.num_entries
+        entries = [entry for entry in view.num_logprobs if token_ids[entry] >= 0]
+        if entries:
+            rows = logits if len(entries) == len(logits) else logits[entries]
+            counts = [view.num_logprobs[entry] for entry in entries]
+            for entry, logprobs in zip(entries, self.token_logprobs(rows, token_ids[entries], counts)):
+                described[entry] = logprobs
+        return described
 
 
 def _choose_worked(work: Tensor, view: SamplingView) -> tuple[Tensor, Tensor]:
@@ -77,14 +96,3 @@ def _choose_worked(work: Tensor, view: SamplingView) -> tuple[Tensor, Tensor]:
     status[peak == -torch.inf] = ALL_MASKED
     status[~is_finite] = NOT_FINITE
     return chosen, status
-
-
-def _describe(logits: Tensor, view: SamplingView, token_ids: Tensor) -> list[TokenLogprobs | None]:
-    described: list[TokenLogprobs | None] = [None] * view.num_entries
-    entries = [entry for entry in view.num_logprobs if token_ids[entry] >= 0]
-    if entries:
-        rows = logits if len(entries) == len(logits) else logits[entries]
-        counts = [view.num_logprobs[entry] for entry in entries]
-        for entry, logprobs in zip(entries, token_logprobs(rows, token_ids[entries], counts)):
-            described[entry] = logprobs
-    return described

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from motet.sampling.blocks import row_blocks
+from motet.sampling.masses import masses
 from motet.sampling.ranking import top_ids
 
 NUCLEUS_WIDTH = 256  # top_p looks at so many tokens first, then at 16 times as many, until they hold the mass
@@ -37,22 +38,23 @@ def top_k(logits: Tensor, k: Tensor) -> Tensor:
 def top_p(logits: Tensor, p: Tensor) -> Tensor:
     """Forbid tokens whose betters already hold the mass p. logits: float32 [R, V], p: float64 [R], above 0.
 
-    "Better" is the order of `top_ids`; masses are float32 softmax values added in that order in float64. Most rows are
-    settled by their first NUCLEUS_WIDTH tokens, and only the others are sorted further: the sums are the same.
+    "Better" is the order of `top_ids`; masses are the integers of `masses`, and p is a share of their sum. Most rows
+    are settled by their first NUCLEUS_WIDTH tokens, and only the others are sorted further.
     """
     vocab_size = logits.shape[1]
-    probs = logits.softmax(dim=1)
+    shares = masses(logits)
+    limit = p * shares.sum(dim=1)
     result = torch.full_like(logits, -torch.inf)
     rows, width = torch.arange(len(logits), device=logits.device), min(NUCLEUS_WIDTH, vocab_size)
     while True:
         some = logits[rows]
         ids = top_ids(some, width)
-        mass = probs[rows].gather(1, ids).to(torch.float64).cumsum(dim=1)
+        mass = shares[rows].gather(1, ids).cumsum(dim=1).to(torch.float64)
         is_cut = torch.zeros_like(ids, dtype=torch.bool)
-        is_cut[:, 1:] = mass[:, :-1] >= p[rows, None]
+        is_cut[:, 1:] = mass[:, :-1] >= limit[rows, None]
         kept = some.gather(1, ids).masked_fill_(is_cut, -torch.inf)
         result[rows] = torch.full_like(some, -torch.inf).scatter_(1, ids, kept)
-        rows = rows[mass[:, -1] < p[rows]]
+        rows = rows[mass[:, -1] < limit[rows]]
         if width == vocab_size or len(rows) == 0:
             return result
         width = min(16 * width, vocab_size)

@@ -118,6 +118,14 @@ def test_ops_can_be_chosen_and_a_wrong_choice_is_refused(monkeypatch: pytest.Mon
         build.choose_backends()
 
 
+def test_the_sampler_is_that_of_the_ops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MOTET_OPS", "auto")
+    expected = "CpuSampler" if is_available() else "Sampler"
+    assert type(build.choose_sampler(build.choose_backends()[0])).__name__ == expected
+    monkeypatch.setenv("MOTET_OPS", "reference")
+    assert type(build.choose_sampler(build.choose_backends()[0])).__name__ == "Sampler"
+
+
 def test_threads_follow_the_option(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "default_threads", lambda: ThreadCount(8, 8, 3.5))
     before = torch.get_num_threads()

@@ -2,10 +2,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import Tensor
 
+from motet.core.result import TokenLogprobs
 from motet.sampling import blocks
-from motet.sampling.logprobs import prompt_logprobs, token_logprobs
+from motet.sampling.logprobs import token_logprobs
 from tests.sampling.rows import random_logits
+
+
+def prompt_logprobs(logits: Tensor, target_ids: Tensor, num_top: int) -> list[TokenLogprobs]:
+    return token_logprobs(logits, target_ids, [num_top] * len(target_ids))
 
 
 def test_values_order_and_rank():
@@ -54,3 +60,14 @@ def test_logits_are_left_alone_and_no_rows_give_no_entries():
     prompt_logprobs(logits, torch.tensor([1, 2, 3]), 5)
     assert torch.equal(logits, before)
     assert prompt_logprobs(logits[:0], torch.empty(0, dtype=torch.int64), 5) == []
+
+
+def test_a_row_without_a_finite_maximum_has_nothing_but_nan_and_spares_its_mates():
+    logits = random_logits(5, 4, 50)
+    good = prompt_logprobs(logits, torch.tensor([3, 3, 3, 3]), 2)
+    logits[0, 7], logits[1, 7], logits[2] = torch.nan, torch.inf, -torch.inf
+    entries = prompt_logprobs(logits, torch.tensor([3, 3, 3, 3]), 2)
+    for entry in entries[:3]:
+        assert entry.rank == 0
+        assert all(value != value for value in entry.logprobs)
+    assert entries[3] == good[3]

@@ -9,7 +9,6 @@ from motet.core.plan import RowPlan, StepPlan
 from motet.core.result import RowResult, StepResult, TokenLogprobs
 from motet.models.registry import Model
 from motet.runner.batch import PersistentBatch
-from motet.sampling.logprobs import prompt_logprobs
 from motet.sampling.sampler import Sampler
 from motet.tensors.forward import ForwardBatch, ForwardOutput
 
@@ -69,5 +68,6 @@ class AutoregressiveHead:
             count = min(LOGPROB_ROWS, stop - start)
             rows = torch.arange(count) + (first + start - row.start)
             targets = self.batch.token_ids[row.row, start + 1 : start + 1 + count].astype(np.int64)
-            found += prompt_logprobs(self.model.logits(out.hidden, rows), torch.from_numpy(targets), wanted)
+            logits = self.model.logits(out.hidden, rows)
+            found += self.sampler.token_logprobs(logits, torch.from_numpy(targets), [wanted] * count)
         return found
