@@ -55,7 +55,7 @@ Plan plan_tasks(const PagedAttentionArgs& a, bool may_spread, Task* tasks, Task*
         for (int64_t first = (num_queries - 1) / tile_queries * tile_queries; first >= 0 && num_queries > 0;
              first -= tile_queries) {
             const int64_t end = smaller(first + tile_queries, num_queries);
-            const int64_t first_key = a.window > 0 ? greater(0, start + first - a.window + 1) : 0;
+            const int64_t first_key = first_visible(a, start + first);
             const int64_t first_split = first_key / kSplit, end_split = (start + end - 1) / kSplit + 1;
             const bool is_spread = may_spread && num_queries <= tile_queries && end_split - first_split > 1;
             plan.num_products += (end - first) * (start + end - first_key) * a.num_heads * a.head_size;
@@ -86,13 +86,19 @@ Plan plan_tasks(const PagedAttentionArgs& a, bool may_spread, Task* tasks, Task*
     return plan;
 }
 
-void run_task(const PagedAttentionArgs& args, const Task& task, const Scratch& scratch, int64_t stride) {
+Prefetch prefetch_of(const PagedAttentionArgs& a, const Task& task) {
+    return {a, task.tile.row, task.tile.kv_head, greater(task.tile.first_key(a), task.first_split * kSplit),
+            smaller(task.tile.end_key(a), task.end_split * kSplit)};
+}
+
+void run_task(const PagedAttentionArgs& args, const Task& task, const Scratch& scratch, int64_t stride, Prefetch& own,
+              Prefetch& next) {
     TileWalk walk(args, task.tile, scratch);
     walk.load_queries();
-    if (task.partials) return walk.attend_split(task.first_split, partial_at(task, 0, stride));
+    if (task.partials) return walk.attend_split(task.first_split, partial_at(task, 0, stride), own, next);
     clear(scratch.total, task.tile.num_rows(), stride);
     for (int64_t split = task.first_split; split < task.end_split; ++split) {
-        walk.attend_split(split, scratch.split);
+        walk.attend_split(split, scratch.split, own, next);
         fold(scratch.total, scratch.split, task.tile.num_rows(), stride);
     }
     walk.finish(scratch.total);
@@ -127,12 +133,22 @@ void paged_attention(const PagedAttentionArgs& args, const Team& team) {
     // The heads of a row are neighbours in memory and as tasks: where there are plenty, one thread takes them together.
     const bool has_plenty = plan.num_tasks >= 8 * team.size() * args.num_kv_heads;
     const int64_t grab = plan.num_products < kMinProducts ? plan.num_tasks : has_plenty ? args.num_kv_heads : 1;
-    for (;;) {
-        const int64_t first = team.take(grab);
-        if (first >= plan.num_tasks) break;
-        for (int64_t i = first; i < smaller(first + grab, plan.num_tasks); ++i) {
-            run_task(args, tasks[i], scratch, stride);
+    const auto prefetch_at = [&](int64_t i) {
+        return i < plan.num_tasks ? prefetch_of(args, tasks[i]) : Prefetch(args, 0, 0, 0, 0);
+    };
+    int64_t first = team.take(grab);
+    Prefetch own = prefetch_at(first);
+    while (first < plan.num_tasks) {
+        // Where there are few tasks, none is taken before its time.
+        const int64_t end = smaller(first + grab, plan.num_tasks);
+        int64_t following = has_plenty ? team.take(grab) : plan.num_tasks;
+        for (int64_t i = first; i < end; ++i) {
+            Prefetch next = prefetch_at(i + 1 < end ? i + 1 : following);
+            run_task(args, tasks[i], scratch, stride, own, next);
+            own = next;
         }
+        if (!has_plenty) own = prefetch_at(following = team.take(grab));
+        first = following;
     }
     if (plan.num_spread == 0) return;
     team.barrier();

@@ -10,6 +10,58 @@ namespace motet {
 namespace MOTET_ISA {
 namespace {
 
+inline int64_t first_visible(const PagedAttentionArgs& a, int64_t position) {
+    return a.window > 0 ? greater(0, position - a.window + 1) : 0;
+}
+
+// Calls visit(position, vector) for positions [first, end) of a row; vector counts the vectors of a cache.
+template <class Visit>
+MOTET_INLINE void for_each_key(const PagedAttentionArgs& args, int64_t row, int64_t kv_head, int64_t first, int64_t end,
+                               const Visit& visit) {
+    const int32_t* table = args.block_table + row * args.table_stride;
+    int64_t block = first / args.block_size, offset = first % args.block_size;
+    for (int64_t position = first; position < end; ++position, ++offset) {
+        if (offset == args.block_size) {
+            ++block;
+            offset = 0;
+        }
+        const int64_t slot = table[block] * args.block_size + offset;
+        visit(position, slot * args.num_kv_heads + kv_head);
+    }
+}
+
+// Asks for K and V of positions [first, end) of a row, in order, before they are used.
+class Prefetch {
+public:
+    Prefetch(const PagedAttentionArgs& args, int64_t row, int64_t kv_head, int64_t first, int64_t end)
+        : args_(&args), row_(row), kv_head_(kv_head), position_(first), end_(end) {}
+
+    // (Always inline: GCC drops calls of a function that does nothing but prefetch.)
+    __attribute__((always_inline)) void reach(int64_t position) {
+        const int64_t stop = smaller(position, end_), key_bytes = args_->head_size * num_bytes(args_->cache_dtype);
+        const char* k_cache = static_cast<const char*>(args_->k_cache);
+        const char* v_cache = static_cast<const char*>(args_->v_cache);
+        const auto ask = [&](int64_t, int64_t vector) __attribute__((always_inline)) {
+            const int64_t start = vector * key_bytes;
+            for (int64_t byte = start; byte < start + key_bytes; byte += 64) {
+                __builtin_prefetch(k_cache + byte, 0, kSecondLevel);
+                __builtin_prefetch(v_cache + byte, 0, kSecondLevel);
+            }
+        };
+        for_each_key(*args_, row_, kv_head_, position_, stop, ask);
+        position_ = greater(position_, stop);
+    }
+
+    __attribute__((always_inline)) void advance(int64_t num_keys) { reach(position_ + num_keys); }
+
+private:
+    const PagedAttentionArgs* args_;
+    int64_t row_;
+    int64_t kv_head_;
+    int64_t position_;
+    int64_t end_;
+};
+
 struct Tile {
     int64_t row;
     int64_t kv_head;
@@ -19,6 +71,12 @@ struct Tile {
     int64_t num_queries;
 
     int64_t num_rows() const { return num_heads * num_queries; }
+
+    int64_t position(const PagedAttentionArgs& a) const { return a.rows[row] + first_query; }
+
+    // Positions of the keys that some query of the tile sees.
+    int64_t first_key(const PagedAttentionArgs& a) const { return first_visible(a, position(a)); }
+    int64_t end_key(const PagedAttentionArgs& a) const { return position(a) + num_queries; }
 };
 
 // Softmax under way: per row the maximum, the sum of weights, and the weighted sum of values.
@@ -94,13 +152,9 @@ class TileWalk {
 public:
     TileWalk(const PagedAttentionArgs& args, const Tile& tile, const Scratch& scratch)
         : args_(args), tile_(tile), scratch_(scratch), num_rows_(tile.num_rows()),
-          stride_(round_up(args.head_size, kLanes)), position_(args.rows[tile.row] + tile.first_query),
+          stride_(round_up(args.head_size, kLanes)), position_(tile.position(args)),
           token_(args.rows[2 * args.num_rows + tile.row] + tile.first_query),
           of_pairs_(kHasPairs && args.dtype == DType::bf16 && args.cache_dtype == CacheDType::bf16) {}
-
-    // Positions of the keys that some query of the tile sees.
-    int64_t first_key() const { return first_visible(position_); }
-    int64_t end_key() const { return position_ + tile_.num_queries; }
 
     void load_queries() {
         if (of_pairs_) return copy_queries();
@@ -111,14 +165,15 @@ public:
         }
     }
 
-    void attend_split(int64_t split, const Partial& out) {
+    // own: of this tile's keys; next: of what the thread attends to after them, so that memory is never idle.
+    void attend_split(int64_t split, const Partial& out, Prefetch& own, Prefetch& next) {
         clear(out, num_rows_, stride_);
         std::memset(sum_lanes_, 0, size_t(num_rows_) * sizeof(sum_lanes_[0]));
-        const int64_t end = smaller(end_key(), (split + 1) * kSplit);
-        const int64_t first = greater(first_key(), split * kSplit);
-        prefetch(first, first / kGroup * kGroup + kAhead);
+        const int64_t end = smaller(tile_.end_key(args_), (split + 1) * kSplit);
+        const int64_t first = greater(tile_.first_key(args_), split * kSplit);
         for (int64_t start = first / kGroup * kGroup; start < end; start += kGroup) {
-            prefetch(start + kAhead, start + kAhead + kGroup);
+            own.reach(start + kAhead + kGroup);
+            next.advance(kGroup);
             find_visible(start);
             load_group(start, greater(first, start), smaller(end, start + kGroup));
             score(greater(first - start, 0) / kLanes, round_up(smaller(end - start, kGroup), kLanes) / kLanes);
@@ -138,10 +193,6 @@ public:
     }
 
 private:
-    int64_t first_visible(int64_t position) const {
-        return args_.window > 0 ? greater(0, position - args_.window + 1) : 0;
-    }
-
     template <class T>
     void load_queries_as() {
         const T* q = static_cast<const T*>(args_.q);
@@ -166,7 +217,7 @@ private:
     void find_visible(int64_t start) {
         for (int64_t query = 0, r = 0; query < tile_.num_queries; ++query) {
             const int64_t position = position_ + query;
-            const int64_t first = clamp(first_visible(position) - start, 0, kGroup);
+            const int64_t first = clamp(first_visible(args_, position) - start, 0, kGroup);
             const int64_t last = clamp(position + 1 - start, 0, kGroup);
             for (const int64_t end = r + tile_.num_heads; r < end; ++r) {
                 first_[r] = first;
@@ -176,37 +227,6 @@ private:
     }
 
     bool sees(int64_t r) const { return first_[r] < last_[r]; }
-
-    // Calls visit(position, vector) for positions [first, end) of the row; vector counts the vectors of a cache.
-    template <class Visit>
-    __attribute__((always_inline)) void for_each_key(int64_t first, int64_t end, const Visit& visit) const {
-        const int32_t* table = args_.block_table + tile_.row * args_.table_stride;
-        int64_t block = first / args_.block_size, offset = first % args_.block_size;
-        for (int64_t position = first; position < end; ++position, ++offset) {
-            if (offset == args_.block_size) {
-                ++block;
-                offset = 0;
-            }
-            const int64_t slot = table[block] * args_.block_size + offset;
-            visit(position, slot * args_.num_kv_heads + tile_.kv_head);
-        }
-    }
-
-    // Asks for keys to come. The first head does it for all: theirs lie beside its own, and are mostly next.
-    // (Always inline: GCC drops calls of a function that does nothing but prefetch.)
-    __attribute__((always_inline)) void prefetch(int64_t first, int64_t end) const {
-        const int64_t key_bytes = args_.head_size * num_bytes(args_.cache_dtype);
-        const int64_t all_bytes = key_bytes * (tile_.kv_head == 0 ? args_.num_kv_heads : 1);
-        const char* k_cache = static_cast<const char*>(args_.k_cache);
-        const char* v_cache = static_cast<const char*>(args_.v_cache);
-        for_each_key(first, smaller(end, end_key()), [&](int64_t, int64_t vector) __attribute__((always_inline)) {
-            const int64_t start = vector * key_bytes;
-            for (int64_t byte = start; byte < start + all_bytes; byte += 64) {
-                __builtin_prefetch(k_cache + byte, 0, kSecondLevel);
-                __builtin_prefetch(v_cache + byte, 0, kSecondLevel);
-            }
-        });
-    }
 
     void load_group(int64_t start, int64_t first, int64_t end) {
         if (of_pairs_) return load_group_as_pairs(start, first, end);
@@ -226,7 +246,7 @@ private:
         const T* v_cache = static_cast<const T*>(args_.v_cache);
         const T* keys[kGroup] = {};
         float scales[kGroup] = {};
-        for_each_key(first, end, [&](int64_t position, int64_t vector) {
+        for_each_key(args_, tile_.row, tile_.kv_head, first, end, [&](int64_t position, int64_t vector) {
             const int64_t index = position - start;
             keys[index] = k_cache + vector * args_.head_size;
             float* values = scratch_.values + index * stride_;
@@ -246,7 +266,7 @@ private:
         const bf16* v_cache = static_cast<const bf16*>(args_.v_cache);
         const bf16* keys[kGroup] = {};
         const bf16* values[kGroup] = {};
-        for_each_key(first, end, [&](int64_t position, int64_t vector) {
+        for_each_key(args_, tile_.row, tile_.kv_head, first, end, [&](int64_t position, int64_t vector) {
             keys[position - start] = k_cache + vector * args_.head_size;
             values[position - start] = v_cache + vector * args_.head_size;
         });
