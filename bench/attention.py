@@ -19,7 +19,7 @@ from motet.attention.cpu import CpuPagedAttention
 from motet.attention.paged import PagedAttention
 from motet.attention.protocol import AttentionBackend
 from motet.ops.cpu import isa
-from motet.tensors.forward import StepRows
+from motet.tensors.forward import StepLayout, StepRows
 from motet.tensors.states import PagedState
 
 NUM_LAYERS = 12  # each with a cache of its own, as in a model: what one call reads has left the processor's caches
@@ -39,7 +39,7 @@ def best_seconds(call: Callable[[], object]) -> float:
 def measure(name: str, num_rows: int, start: int, num_tokens: int) -> None:
     num_blocks = -(-(start + num_tokens) // BLOCK_SIZE)
     table = torch.randperm(num_rows * num_blocks, dtype=torch.int32).view(num_rows, num_blocks) + 1
-    rows = StepRows([start] * num_rows, [num_tokens] * num_rows, table, BLOCK_SIZE, None)
+    rows = StepRows(StepLayout.of([start] * num_rows, [num_tokens] * num_rows), table.numpy(), BLOCK_SIZE, None)
 
     def values(*shape: int) -> Tensor:
         return torch.randn(*shape, HEAD_SIZE).bfloat16()

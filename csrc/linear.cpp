@@ -220,8 +220,8 @@ void linear_as(const LinearArgs& a, const Team& team) {
     const int64_t num_blocks = (a.num_outputs + kBlock - 1) / kBlock;
     const int64_t chunk = rows_at_a_time(a.num_rows), num_chunks = (a.num_rows + chunk - 1) / chunk;
     team.for_each(num_blocks * num_chunks, kMinProducts / (chunk * a.num_inputs * kBlock + 1), [&](int64_t i) {
-        const int64_t first = i % num_chunks * chunk, end = first + chunk;
-        block_of_outputs<X, W>(a, i / num_chunks, {first, end < a.num_rows ? end : a.num_rows});
+        const int64_t first = i / num_blocks * chunk, end = first + chunk;
+        block_of_outputs<X, W>(a, i % num_blocks, {first, end < a.num_rows ? end : a.num_rows});
     });
 }
 

@@ -14,6 +14,8 @@ from motet.ops.cpu.target import Target
 from motet.tensors.forward import StepRows
 from motet.tensors.states import PagedState
 
+INT32_MAX = 2**31 - 1
+
 
 @dataclass(frozen=True)
 class CpuPagedPlan:
@@ -34,32 +36,27 @@ class CpuPagedAttention:
 
     def plan_step(self, rows: StepRows) -> CpuPagedPlan:
         """Raises ValueError where the block table has no block for a position of a row."""
-        starts, counts = np.array(rows.starts, np.int64), np.array(rows.num_tokens, np.int64)
-        firsts = np.cumsum(counts) - counts
-        num_tokens = int(counts.sum())
-        num_columns = -(-int((starts + counts).max(initial=0)) // rows.block_size)
-        if num_columns > rows.block_table.shape[1] or len(starts) > rows.block_table.shape[0]:
+        layout, block_size = rows.layout, rows.block_size
+        num_rows, num_columns = len(layout.starts), -(-layout.end // block_size)
+        if num_columns > rows.block_table.shape[1] or num_rows > rows.block_table.shape[0]:
             raise ValueError(
-                f"block_table must have {len(starts)} rows of {num_columns} blocks, got {list(rows.block_table.shape)}"
+                f"block_table must have {num_rows} rows of {num_columns} blocks, got {[*rows.block_table.shape]}"
             )
-        if num_tokens and int(counts.min()) < 1:
-            raise ValueError(f"every row needs a token, got {rows.num_tokens}")
-        table = rows.block_table[: len(starts), :num_columns].to(torch.int32).contiguous()
-        blocks = table.numpy()
-        if blocks.size and int(blocks.min()) < 0:
+        blocks = np.ascontiguousarray(rows.block_table[:num_rows, :num_columns])
+        last_block = int(blocks.view(np.uint32).max(initial=0))  # a negative one is larger than all others
+        if last_block > INT32_MAX:
             raise ValueError(f"block_table must not be negative, got {int(blocks.min())}")
-        positions = np.arange(num_tokens) + np.repeat(starts - firsts, counts)
-        columns, offsets = np.divmod(positions, rows.block_size)
-        slots = blocks[np.repeat(np.arange(len(starts)), counts), columns].astype(np.int64) * rows.block_size + offsets
+        columns = layout.positions // block_size
+        slots = blocks[layout.token_rows, columns] * np.int64(block_size) + (layout.positions - columns * block_size)
         return CpuPagedPlan(
             torch.from_numpy(slots),
             PagedRows(
-                rows=torch.from_numpy(np.stack([starts, counts, firsts]).astype(np.int32)),
-                block_table=table,
-                num_rows=len(starts),
+                rows=torch.from_numpy(np.array([layout.starts, layout.counts, layout.firsts], np.int32)),
+                block_table=torch.from_numpy(blocks),
+                num_rows=num_rows,
                 table_stride=num_columns,
-                num_tokens=num_tokens,
-                num_blocks=int(blocks.max(initial=-1)) + 1,
+                num_tokens=len(slots),
+                num_blocks=last_block + 1,
                 block_size=rows.block_size,
                 window=rows.window or 0,
             ),

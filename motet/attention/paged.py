@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,22 +27,18 @@ class PagedAttention:
     """Rows with one query share one padded segment; longer rows get segments of their own, cut at MAX_QUERIES."""
 
     def plan_step(self, rows: StepRows) -> PagedPlan:
-        firsts = [0]
-        for count in rows.num_tokens:
-            firsts.append(firsts[-1] + count)
-        slots = [
-            self._slots(rows, row, start, start + count)
-            for row, (start, count) in enumerate(zip(rows.starts, rows.num_tokens, strict=True))
-        ]
-        single = [row for row, count in enumerate(rows.num_tokens) if count == 1]
-        segments = [self._segment(rows, single, firsts, 0, 1)] if single else []
-        for row, count in enumerate(rows.num_tokens):
+        layout, block_size = rows.layout, rows.block_size
+        blocks = rows.block_table[layout.token_rows, layout.positions // block_size].astype(np.int64)
+        counts = layout.counts.tolist()
+        single = [row for row, count in enumerate(counts) if count == 1]
+        segments = [self._segment(rows, single, 0, 1)] if single else []
+        for row, count in enumerate(counts):
             if count > 1:
                 segments += [
-                    self._segment(rows, [row], firsts, offset, min(MAX_QUERIES, count - offset))
+                    self._segment(rows, [row], offset, min(MAX_QUERIES, count - offset))
                     for offset in range(0, count, MAX_QUERIES)
                 ]
-        return PagedPlan(torch.cat(slots), segments)
+        return PagedPlan(torch.from_numpy(blocks * block_size + layout.positions % block_size), segments)
 
     def attend(
         self,
@@ -61,15 +58,16 @@ class PagedAttention:
 
     @staticmethod
     def _slots(rows: StepRows, row: int, start: int, stop: int) -> Tensor:
-        positions = torch.arange(start, stop)
-        blocks = rows.block_table[row, positions // rows.block_size].long()
-        return blocks * rows.block_size + positions % rows.block_size
+        positions = np.arange(start, stop)
+        blocks = rows.block_table[row, positions // rows.block_size].astype(np.int64)
+        return torch.from_numpy(blocks * rows.block_size + positions % rows.block_size)
 
-    def _segment(self, rows: StepRows, members: list[int], firsts: list[int], offset: int, num_queries: int) -> Segment:
+    def _segment(self, rows: StepRows, members: list[int], offset: int, num_queries: int) -> Segment:
         """Queries [offset, offset + num_queries) of each member's chunk, and every key that one of them can see."""
-        first_query = torch.tensor([rows.starts[row] + offset for row in members])
+        starts = rows.layout.starts[members]
+        first_query = torch.from_numpy(starts + offset)
         query_positions = first_query[:, None] + torch.arange(num_queries)
-        stops = [rows.starts[row] + offset + num_queries for row in members]
+        stops = (starts + offset + num_queries).tolist()
         window = rows.window if rows.window is not None else max(stops)
         begins = [max(0, stop - num_queries - window + 1) for stop in stops]
         num_keys = max(stop - begin for stop, begin in zip(stops, begins, strict=True))
@@ -79,7 +77,7 @@ class PagedAttention:
         key_positions = torch.tensor(begins)[:, None] + torch.arange(num_keys)
         distance = query_positions[:, :, None] - key_positions[:, None, :]
         return Segment(
-            queries=torch.tensor([firsts[row] + offset for row in members])[:, None] + torch.arange(num_queries),
+            queries=torch.from_numpy(rows.layout.firsts[members] + offset)[:, None] + torch.arange(num_queries),
             key_slots=key_slots,
             query_positions=query_positions,
             key_positions=key_positions,

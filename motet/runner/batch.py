@@ -9,7 +9,7 @@ from motet.attention.protocol import AttentionBackend
 from motet.core.plan import NewRow, RowPlan, StepPlan
 from motet.core.state import StateGroup
 from motet.sampling.columns import SamplingColumns, TokenHistory
-from motet.tensors.forward import ForwardBatch, StepRows
+from motet.tensors.forward import ForwardBatch, StepLayout, StepRows
 
 
 class PersistentBatch:
@@ -60,32 +60,20 @@ class PersistentBatch:
 
     def gather(self, plan: StepPlan, attention: AttentionBackend) -> ForwardBatch:
         """The step's tokens, request after request in the order of `plan.rows`."""
-        rows = np.array([row.row for row in plan.rows], np.int64)
-        starts = np.array([row.start for row in plan.rows], np.int64)
-        counts = np.array([row.num_tokens for row in plan.rows], np.int64)
-        ends = np.cumsum(counts)
-        positions = np.arange(counts.sum()) - np.repeat(ends - counts - starts, counts)
-        token_ids = self.token_ids[np.repeat(rows, counts), positions].astype(np.int64)
-        num_blocks = -(-int((starts + counts).max(initial=0)) // self.block_size)
-        emits = np.array([row.emits for row in plan.rows], bool)
-        plans = [
-            attention.plan_step(
-                StepRows(
-                    starts=starts.tolist(),
-                    num_tokens=counts.tolist(),
-                    block_table=torch.from_numpy(self.block_tables[index][rows, :num_blocks]),
-                    block_size=self.block_size,
-                    window=group.window,
-                )
-            )
-            for index, group in enumerate(self.groups)
-            if len(rows)
-        ]
+        fields = [(row.row, row.start, row.num_tokens, row.emits) for row in plan.rows]
+        rows, starts, counts, emits = np.array(fields, np.int64).reshape(-1, 4).T.copy()
+        layout = StepLayout.of(starts, counts)
+        token_ids = self.token_ids[rows[layout.token_rows], layout.positions]
+        num_blocks = -(-layout.end // self.block_size)
+        tables = [table[rows, :num_blocks] for table in self.block_tables]
         return ForwardBatch(
-            token_ids=torch.from_numpy(token_ids),
-            positions=torch.from_numpy(positions),
-            logit_rows=torch.from_numpy(ends[emits] - 1) if len(rows) else torch.zeros(0, dtype=torch.int64),
-            attention=tuple(plans),
+            token_ids=torch.from_numpy(token_ids.astype(np.int64)),
+            positions=torch.from_numpy(layout.positions),
+            logit_rows=torch.from_numpy((layout.firsts + counts - 1)[emits.nonzero()]),
+            attention=tuple(
+                attention.plan_step(StepRows(layout, table, self.block_size, group.window))
+                for table, group in zip(tables, self.groups, strict=True)
+            ),
         )
 
     def commit(self, row: int, position: int, token_id: int) -> None:

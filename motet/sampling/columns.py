@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,7 +55,6 @@ ROW = np.dtype(
         ("seed", np.int64),
         ("min_tokens", np.int64),
         ("num_logprobs", np.int64),
-        ("num_prompt_logprobs", np.int64),
     ],
     align=True,
 )
@@ -91,6 +91,13 @@ class SamplingView:
     def filters(self) -> tuple[LogitsStep, ...]:
         return _filters(self.drawn, self.vocab_size)
 
+    @classmethod
+    @lru_cache(maxsize=64)
+    def of_plain(cls, num_entries: int, vocab_size: int) -> SamplingView:
+        """Where all that is wanted is the likeliest token of each row. Kept: making one takes as long as using it."""
+        none = torch.zeros(0, dtype=torch.int64)
+        return cls(num_entries, vocab_size, torch.arange(num_entries), none, 0, none, np.zeros(0, ROW), (), {})
+
 
 @dataclass(frozen=True)
 class BadWords:
@@ -122,11 +129,12 @@ class SparseColumns:
     allowed: dict[int, IntArray] = field(default_factory=dict)
     bad_words: dict[int, BadWords] = field(default_factory=dict)
     suppressed: dict[int, IntArray] = field(default_factory=dict)  # until min_tokens outputs
+    num_prompt_logprobs: dict[int, int] = field(default_factory=dict)
     bias_ids: dict[int, IntArray] = field(default_factory=dict)
     bias: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
 
     def clear(self, row: int) -> None:
-        for column in (self.allowed, self.bad_words, self.suppressed, self.bias_ids, self.bias):
+        for column in vars(self).values():
             column.pop(row, None)
 
 
@@ -168,6 +176,7 @@ class SamplingColumns:
     def __init__(self, max_rows: int, vocab_size: int) -> None:
         self.vocab_size = vocab_size
         self._records = np.zeros(max_rows, dtype=ROW)
+        self._not_plain: set[int] = set()  # rows that want more than their likeliest token
         self._sparse = SparseColumns()
 
     def set(self, row: int, sampling: RowSampling) -> None:
@@ -184,6 +193,10 @@ class SamplingColumns:
             known = {token_id: bias for token_id, bias in sampling.logit_bias.items() if is_known(token_id)}
             self._sparse.bias_ids[row] = _int_array(known)
             self._sparse.bias[row] = _float32([*known.values()])
+        if sampling.num_prompt_logprobs is not None:
+            self._sparse.num_prompt_logprobs[row] = self._num_asked(sampling.num_prompt_logprobs)
+        if not sampling.is_greedy or _is_edited(sampling) or sampling.num_logprobs is not None:
+            self._not_plain.add(row)
         self._records[row] = (
             sampling.is_greedy,
             _is_edited(sampling),
@@ -197,20 +210,19 @@ class SamplingColumns:
             as_int64(sampling.seed),
             min(sampling.min_tokens, INT64_MAX),
             self._num_asked(sampling.num_logprobs),
-            self._num_asked(sampling.num_prompt_logprobs),
         )
 
     def clear(self, row: int) -> None:
         self._records[row] = np.zeros((), dtype=ROW)
         self._sparse.clear(row)
+        self._not_plain.discard(row)
 
     def _num_asked(self, num_logprobs: int | None) -> int:
         return NOT_ASKED if num_logprobs is None else min(num_logprobs, self.vocab_size)
 
     def num_prompt_logprobs(self, row: int) -> int | None:
         """How many prompt logprobs the row asked for; None: none at all."""
-        count = int(self._records["num_prompt_logprobs"][row])
-        return None if count == NOT_ASKED else count
+        return self._sparse.num_prompt_logprobs.get(row)
 
     def view(self, rows: npt.NDArray[Any], positions: npt.NDArray[Any], history: TokenHistory) -> SamplingView:
         """Gather what one step needs.
@@ -219,6 +231,8 @@ class SamplingColumns:
         int64 [L], the index that the chosen token will have, prompt included. The tokens before it are
         `history.token_ids[rows[i], :positions[i]]`.
         """
+        if not self._not_plain:
+            return SamplingView.of_plain(len(rows), self.vocab_size)
         columns = self._records[rows]
         is_drawn = ~columns["is_greedy"]
         drawn = is_drawn.nonzero()[0]

@@ -5,7 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor
+
+IntArray = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -28,16 +32,45 @@ class ForwardBatch:
 
 
 @dataclass(frozen=True)
+class StepLayout:
+    """How the T tokens of a step belong to its R rows, row after row.
+
+    starts, counts, firsts: [R]; positions [start, start + count) are computed, the first of them is token `first`
+    token_rows, positions: [T], of each token
+    end: the largest start + count
+    """
+
+    starts: IntArray
+    counts: IntArray
+    firsts: IntArray
+    token_rows: IntArray
+    positions: IntArray
+    end: int
+
+    @classmethod
+    def of(cls, starts: npt.ArrayLike, counts: npt.ArrayLike) -> StepLayout:
+        """Raises ValueError where a row has no token."""
+        starts, counts = np.asarray(starts, np.int64), np.asarray(counts, np.int64)
+        if counts.min(initial=1) < 1:
+            raise ValueError(f"every row needs a token, got {counts.tolist()}")
+        end = int((starts + counts).max(initial=0))
+        firsts = np.arange(len(counts))
+        if int(counts.sum()) == len(counts):  # the small steps of decoding, which each call here would hold up
+            return cls(starts, counts, firsts, firsts, starts, end)
+        token_rows = firsts.repeat(counts)
+        firsts = counts.cumsum() - counts
+        return cls(starts, counts, firsts, token_rows, np.arange(len(token_rows)) + (starts - firsts)[token_rows], end)
+
+
+@dataclass(frozen=True)
 class StepRows:
     """The rows of a step in one state group, as an attention backend needs them to plan.
 
-    starts, num_tokens: int per row, positions [start, start + num_tokens) are computed
     block_table: int32 [R, max_blocks] on the host; entry 0 is the null block
     """
 
-    starts: list[int]
-    num_tokens: list[int]
-    block_table: Tensor
+    layout: StepLayout
+    block_table: npt.NDArray[np.int32]
     block_size: int
     window: int | None
 

@@ -17,7 +17,7 @@ from motet.ops.cpu import is_available, library
 from motet.ops.cpu.attention import paged_attention, write_kv
 from motet.ops.cpu.target import Target
 from motet.ops.reference import attention as reference
-from motet.tensors.forward import StepRows
+from motet.tensors.forward import StepLayout, StepRows
 from motet.tensors.states import PagedState
 from tests.attention.test_cpu import EXTRAS, TOLERANCE, Setting, assert_close, equal_bits, run
 
@@ -109,7 +109,11 @@ def test_the_definition_rounds_as_it_says() -> None:
 def test_every_byte_is_read_as_torch_reads_it(cache_dtype: torch.dtype, isa: str) -> None:
     """One key: its value is the output."""
     caches = empty_caches(4, 1, 256, cache_dtype)
-    rows = CpuPagedAttention().plan_step(StepRows([0], [1], torch.tensor([[1]], dtype=torch.int32), 2, None)).rows
+    rows = (
+        CpuPagedAttention()
+        .plan_step(StepRows(StepLayout.of([0], [1]), torch.tensor([[1]], dtype=torch.int32).numpy(), 2, None))
+        .rows
+    )
     caches[1][2, 0] = all_bytes(cache_dtype)
     for scale in (1.0, 0.3):
         caches[2][:], caches[3][:] = 1.0, scale
@@ -125,7 +129,7 @@ def test_attention_is_that_over_a_float32_cache_of_the_rounded_values(
     setting = Setting(head_size=head_size, dtype=torch.float32)
     q, k, v = (setting.values(70, heads, seed) for seed, heads in enumerate((6, 2, 2)))
     table = torch.tensor([[3, 1, 5, 2, 4]], dtype=torch.int32)
-    plan = CpuPagedAttention().plan_step(StepRows([0], [70], table, 16, None))
+    plan = CpuPagedAttention().plan_step(StepRows(StepLayout.of([0], [70]), table.numpy(), 16, None))
     k_cache, v_cache, k_scale, v_scale = empty_caches(96, 2, head_size, cache_dtype)
     found = CpuPagedAttention().attend(q, k, v, PagedState(k_cache, v_cache, 0, k_scale, v_scale), plan, 0.3)
     rounded = [
@@ -193,6 +197,8 @@ def test_outputs_are_close_to_those_over_a_float32_cache(cache_dtype: torch.dtyp
 def test_scales_that_do_not_fit_are_refused(change: dict[str, Any], message: str) -> None:
     k, v, k_scale, v_scale = empty_caches(16, 2, 8, torch.int8)
     state = replace(PagedState(k, v, 0, k_scale, v_scale), **change)
-    plan = CpuPagedAttention().plan_step(StepRows([0], [4], torch.tensor([[3]], dtype=torch.int32), 4, None))
+    plan = CpuPagedAttention().plan_step(
+        StepRows(StepLayout.of([0], [4]), torch.tensor([[3]], dtype=torch.int32).numpy(), 4, None)
+    )
     with pytest.raises(ValueError, match=message):
         CpuPagedAttention().attend(*torch.zeros(3, 4, 2, 8), state, plan, 0.2)

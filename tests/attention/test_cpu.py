@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from motet.ops.cpu import is_available, library
 from motet.ops.cpu.attention import write_kv
 from motet.ops.cpu.target import Target
 from motet.ops.reference import attention as reference
-from motet.tensors.forward import StepRows
+from motet.tensors.forward import StepLayout, StepRows
 from motet.tensors.states import PagedState
 
 pytestmark = pytest.mark.skipif(not is_available(), reason="installed without the C++ kernels")
@@ -100,7 +101,12 @@ def run(
         if setting.window is not None:
             step_table[:, : max(0, start - setting.window + 1) // block_size] = 0
         plan = backend.plan_step(
-            StepRows([start] * len(rows), [stop - start for stop in stops], step_table, block_size, setting.window)
+            StepRows(
+                StepLayout.of([start] * len(rows), [stop - start for stop in stops]),
+                step_table.numpy(),
+                block_size,
+                setting.window,
+            )
         )
         parts = (torch.cat([x[row][start:stop] for row, stop in zip(rows, stops, strict=True)]) for x in (q, k, v))
         out = backend.attend(*parts, state, plan, setting.head_size**-0.5, setting.soft_cap, slopes, sinks)
@@ -246,7 +252,7 @@ def test_a_nan_stays_with_the_queries_that_see_it() -> None:
             key[poison], value[poison] = math.nan, math.nan
         caches = torch.zeros(2, 80, 2, 32)
         plan = CpuPagedAttention().plan_step(
-            StepRows([0], [60], torch.tensor([[2, 1, 3, 4]], dtype=torch.int32), 16, window=10)
+            StepRows(StepLayout.of([0], [60]), torch.tensor([[2, 1, 3, 4]], dtype=torch.int32).numpy(), 16, window=10)
         )
         state = PagedState(caches[0], caches[1], 0)
         outs.append(CpuPagedAttention().attend(q[0], key, value, state, plan, 0.2))
@@ -263,7 +269,9 @@ def test_views_of_a_fused_projection(dtype: torch.dtype) -> None:
     columns = [x.permute(2, 0, 1).contiguous().permute(1, 2, 0) for x in (q, k, v)]
     assert not q.is_contiguous()
     assert columns[0].stride(2) != 1
-    plan = CpuPagedAttention().plan_step(StepRows([0], [9], torch.tensor([[1, 2, 3]], dtype=torch.int32), 4, None))
+    plan = CpuPagedAttention().plan_step(
+        StepRows(StepLayout.of([0], [9]), torch.tensor([[1, 2, 3]], dtype=torch.int32).numpy(), 4, None)
+    )
     outs = []
     for parts in ([q, k, v], [q.contiguous(), k.contiguous(), v.contiguous()], columns):
         caches = torch.zeros(2, 16, 2, 24, dtype=dtype)
@@ -289,7 +297,7 @@ def test_a_row_may_read_what_a_mate_writes_in_the_same_step() -> None:
     setting = Setting(head_size=32)
     q, k, v = (setting.values(8, heads, 7 + heads) for heads in (6, 2, 2))
     table = torch.tensor([[1, 2], [1, 3]], dtype=torch.int32)
-    plan = CpuPagedAttention().plan_step(StepRows([0, 4], [8, 4], table, 4, None))
+    plan = CpuPagedAttention().plan_step(StepRows(StepLayout.of([0, 4], [8, 4]), table.numpy(), 4, None))
     caches = torch.full((2, 16, 2, 32), math.nan)
     parts = (torch.cat([x, x[4:]]) for x in (q, k, v))
     out = CpuPagedAttention().attend(*parts, PagedState(caches[0], caches[1], 0), plan, 0.2)
@@ -297,7 +305,9 @@ def test_a_row_may_read_what_a_mate_writes_in_the_same_step() -> None:
 
 
 def test_an_empty_step() -> None:
-    plan = CpuPagedAttention().plan_step(StepRows([], [], torch.zeros(0, 4, dtype=torch.int32), 16, None))
+    plan = CpuPagedAttention().plan_step(
+        StepRows(StepLayout.of([], []), torch.zeros(0, 4, dtype=torch.int32).numpy(), 16, None)
+    )
     caches = torch.zeros(2, 16, 2, 32)
     q, k, v = torch.zeros(0, 6, 32), torch.zeros(0, 2, 32), torch.zeros(0, 2, 32)
     out = CpuPagedAttention().attend(q, k, v, PagedState(caches[0], caches[1], 0), plan, 0.2)
@@ -322,7 +332,9 @@ def test_an_empty_step() -> None:
     ],
 )
 def test_what_does_not_fit_is_refused(change: dict[str, Tensor], message: str) -> None:
-    plan = CpuPagedAttention().plan_step(StepRows([0], [4], torch.tensor([[3]], dtype=torch.int32), 4, None))
+    plan = CpuPagedAttention().plan_step(
+        StepRows(StepLayout.of([0], [4]), torch.tensor([[3]], dtype=torch.int32).numpy(), 4, None)
+    )
     tensors = {
         "q": torch.zeros(4, 6, 16),
         "k": torch.zeros(4, 2, 16),
@@ -357,6 +369,5 @@ def test_what_does_not_fit_is_refused(change: dict[str, Tensor], message: str) -
 def test_plans_that_no_kernel_could_follow_are_refused(
     starts: list[int], num_tokens: list[int], table: list[list[int]], message: str
 ) -> None:
-    rows = StepRows(starts, num_tokens, torch.tensor(table, dtype=torch.int32), 4, None)
     with pytest.raises(ValueError, match=message):
-        CpuPagedAttention().plan_step(rows)
+        CpuPagedAttention().plan_step(StepRows(StepLayout.of(starts, num_tokens), np.array(table, np.int32), 4, None))

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from motet.attention.paged import MAX_QUERIES, PagedAttention
-from motet.tensors.forward import StepRows
+from motet.tensors.forward import StepLayout, StepRows
 from motet.tensors.states import PagedState
 
 HEAD_SIZE = 8
@@ -100,7 +100,7 @@ class Case:
         starts = [self.rows[row][0] for row in members]
         counts = [self.rows[row][1] for row in members]
         backend = PagedAttention()
-        plan = backend.plan_step(StepRows(starts, counts, table, block_size, self.extras.window))
+        plan = backend.plan_step(StepRows(StepLayout.of(starts, counts), table.numpy(), block_size, self.extras.window))
         q, k, v = (
             torch.cat([values[row][self.rows[row][0] :] for row in members]) for values in (self.q, self.k, self.v)
         )
@@ -171,14 +171,14 @@ def test_chunks_longer_than_a_segment(count: int, extras: Extras) -> None:
 
 def test_long_chunks_are_cut_so_that_scores_stay_small() -> None:
     table = torch.arange(1, 301, dtype=torch.int32).view(1, -1)
-    plan = PagedAttention().plan_step(StepRows([0], [1100], table, 4, window=8))
+    plan = PagedAttention().plan_step(StepRows(StepLayout.of([0], [1100]), table.numpy(), 4, window=8))
     assert [segment.queries.shape[1] for segment in plan.segments] == [256, 256, 256, 256, 76]
     assert max(segment.key_slots.shape[1] for segment in plan.segments) == 256 + 7
 
 
 def test_rows_with_one_query_share_a_segment() -> None:
     table = torch.arange(1, 13, dtype=torch.int32).view(3, 4)
-    plan = PagedAttention().plan_step(StepRows([3, 0, 9], [1, 4, 1], table, 4, window=None))
+    plan = PagedAttention().plan_step(StepRows(StepLayout.of([3, 0, 9], [1, 4, 1]), table.numpy(), 4, window=None))
     assert [tuple(segment.queries.shape) for segment in plan.segments] == [(2, 1), (1, 4)]
     assert plan.slot_mapping.tolist() == [4 * 1 + 3, *range(20, 24), 4 * 11 + 1]
 
@@ -206,7 +206,7 @@ def test_a_row_may_read_what_a_mate_writes_in_the_same_step() -> None:
     q, k, v = case.q[0], case.k[0], case.v[0]
     table = torch.tensor([[1, 2, 0], [1, 3, 0]], dtype=torch.int32)
     backend = PagedAttention()
-    plan = backend.plan_step(StepRows([0, 4], [8, 4], table, 4, None))
+    plan = backend.plan_step(StepRows(StepLayout.of([0, 4], [8, 4]), table.numpy(), 4, None))
     caches = torch.full((2, 16, 1, HEAD_SIZE), math.nan)
     caches[:, :4] = 0.0
     state = PagedState(caches[0], caches[1], 0)
@@ -219,7 +219,7 @@ def test_what_stands_in_the_null_block_does_not_matter() -> None:
     case = Case.make([(9, 1), (0, 1)], 2, 1, Extras(), seed=9)
     backend = PagedAttention()
     table = torch.tensor([[1, 2, 3], [4, 0, 0]], dtype=torch.int32)
-    plan = backend.plan_step(StepRows([9, 0], [1, 1], table, 4, None))
+    plan = backend.plan_step(StepRows(StepLayout.of([9, 0], [1, 1]), table.numpy(), 4, None))
     outs = []
     for value in (0.0, 1e4):
         caches = torch.zeros(2, 20, 1, HEAD_SIZE)

@@ -16,7 +16,7 @@ from motet.models.checkpoint import open_checkpoint
 from motet.models.loader import LoadedModel, load_model
 from motet.nn.context import WeightSource
 from motet.ops.backend import ReferenceOps
-from motet.tensors.forward import ForwardBatch, StepRows
+from motet.tensors.forward import ForwardBatch, StepLayout, StepRows
 from motet.tensors.states import StateStore
 
 BLOCK_SIZE = 4
@@ -54,7 +54,9 @@ def run_logits(loaded: LoadedModel, token_ids: list[int], chunk: int, max_model_
     backend, out = PagedAttention(), []
     for start in range(0, len(token_ids), chunk):
         ids = torch.tensor(token_ids[start : start + chunk])
-        rows = [StepRows([start], [len(ids)], table, BLOCK_SIZE, group.window) for group in groups]
+        rows = [
+            StepRows(StepLayout.of([start], [len(ids)]), table.numpy(), BLOCK_SIZE, group.window) for group in groups
+        ]
         batch = ForwardBatch(
             token_ids=ids,
             positions=torch.arange(start, start + len(ids)),

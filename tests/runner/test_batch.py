@@ -64,7 +64,8 @@ def test_gather_follows_the_order_of_the_plan() -> None:
     assert forward.num_tokens == 6
     assert [rows.window for rows in asked] == [None, 8]
     for rows, first in zip(asked, (3, 7), strict=True):
-        assert (rows.starts, rows.num_tokens, rows.block_size) == ([0, 0], [4, 2], 4)
+        assert (rows.layout.starts.tolist(), rows.layout.counts.tolist(), rows.block_size) == ([0, 0], [4, 2], 4)
+        assert (rows.layout.firsts.tolist(), rows.layout.token_rows.tolist()) == ([0, 4], [0] * 4 + [1] * 2)
         assert rows.block_table[:, :1].tolist() == [[first], [first + 1]]
 
 
@@ -108,7 +109,7 @@ def test_a_plan_without_rows_gathers_nothing() -> None:
     forward, asked = step(make(), StepPlan(0, frees=(1,)))
     assert forward.num_tokens == 0
     assert forward.logit_rows.tolist() == []
-    assert asked == []
+    assert [len(rows.layout.positions) for rows in asked] == [0, 0]
 
 
 def test_a_token_beyond_the_context_is_dropped() -> None:
