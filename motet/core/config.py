@@ -19,6 +19,7 @@ SCHEMES = ("int8", "int4")  # ways to quantise a floating checkpoint at load
 READABLE = "floating checkpoints, also quantised at load (quantization='int8' or 'int4'), and GGUF files"
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 KV_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
+METHODS = ("ngram", "draft_model")  # of speculation
 KV_DTYPE_ALIASES = {**DTYPE_ALIASES, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
 
 
@@ -58,6 +59,48 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool  # plan step n+1 while step n runs
 
 
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's keys. Drafts of `num_speculative_tokens` at most are verified in a step.
+
+    prompt_lookup_min, prompt_lookup_max: tokens at the end that `ngram` looks for
+    acceptance: "exact", with the tokens of a run without drafts, or "rejection", with their distribution
+    adaptive: the number of drafts follows the acceptance rate of each request, down to none
+    """
+
+    method: str
+    num_speculative_tokens: int
+    model: str | None = None
+    revision: str | None = None
+    quantization: str | None = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    acceptance: str = "exact"
+    adaptive: bool = True
+
+    @classmethod
+    def parse(cls, options: dict[str, Any]) -> SpeculativeConfig:
+        """Raises ConfigError."""
+        options = dict(options)
+        if options.get("method") is None:
+            options["method"] = "draft_model" if options.get("model") not in (None, "ngram", "[ngram]") else "ngram"
+        try:
+            return msgspec.convert(options, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"speculative_config: {error}; its keys are {', '.join(cls.__struct_fields__)}") from None
+
+    def __post_init__(self) -> None:
+        checks: list[tuple[str, bool, str]] = [
+            ("method", self.method in METHODS, " or ".join(METHODS)),
+            ("num_speculative_tokens", 1 <= self.num_speculative_tokens <= 64, "from 1 to 64"),
+            ("model", self.method != "draft_model" or bool(self.model), "the draft model: a folder, a file or a name"),
+            ("prompt_lookup_min", 1 <= self.prompt_lookup_min <= self.prompt_lookup_max, "from 1 to prompt_lookup_max"),
+            ("acceptance", self.acceptance in ("exact", "rejection"), "exact or rejection"),
+        ]
+        for name, is_good, wanted in checks:
+            if not is_good:
+                raise ConfigError(f"speculative_config: {name} must be {wanted}, got {getattr(self, name)!r}")
+
+
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     threads: int | None  # None: physical cores, within affinity and quota
@@ -69,11 +112,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig
     scheduler: SchedulerConfig
     device: DeviceConfig
+    speculative: SpeculativeConfig | None = None
 
 
 # vLLM options that Motet knows and does not serve yet, with the values that ask for nothing and are therefore accepted.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "speculative_config": (None,),
     "enable_lora": (False, None),
     "max_loras": (1, None),
     "tensor_parallel_size": (1,),
@@ -127,6 +170,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_num_batched_tokens: int = 2048
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True
+    speculative_config: dict[str, Any] | None = None
 
     device: str = "auto"
     threads: int | None = None
@@ -196,6 +240,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 raise ConfigError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
 
     def resolve(self) -> EngineConfig:
+        speculative = self.speculative_config and SpeculativeConfig.parse(self.speculative_config)
         return EngineConfig(
             model=ModelConfig(
                 model=self.model,
@@ -223,7 +268,9 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 policy=self.scheduling_policy,
-                async_scheduling=self.async_scheduling,
+                # A plan names drafts, which the step before it makes.
+                async_scheduling=self.async_scheduling and not speculative,
             ),
             device=DeviceConfig(device="cpu", threads=self.threads, enforce_eager=self.enforce_eager),
+            speculative=speculative or None,
         )

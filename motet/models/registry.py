@@ -13,7 +13,7 @@ from motet.core.errors import LoadError
 from motet.core.registry import LazyRegistry
 from motet.nn.context import BuildContext
 from motet.tensors.forward import ForwardBatch
-from motet.tensors.states import StateStore
+from motet.tensors.states import States
 
 
 class Model(Protocol):
@@ -21,7 +21,7 @@ class Model(Protocol):
 
     ignored_tensors: tuple[str, ...]  # patterns of tensors that a checkpoint may have and that mean nothing here
 
-    def forward(self, batch: ForwardBatch, states: StateStore) -> Tensor:
+    def forward(self, batch: ForwardBatch, states: States) -> Tensor:
         """Hidden states [T, H] of the step's tokens, before the final norm."""
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
