@@ -19,7 +19,7 @@ SCHEMES = ("int8", "int4")  # ways to quantise a floating checkpoint at load
 READABLE = "floating checkpoints, also quantised at load (quantization='int8' or 'int4'), and GGUF files"
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 KV_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
-METHODS = ("ngram", "draft_model")  # of speculation
+METHODS = ("ngram", "draft_model", "medusa")  # of speculation
 KV_DTYPE_ALIASES = {**DTYPE_ALIASES, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
 
 
@@ -92,7 +92,7 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         checks: list[tuple[str, bool, str]] = [
             ("method", self.method in METHODS, " or ".join(METHODS)),
             ("num_speculative_tokens", 1 <= self.num_speculative_tokens <= 64, "from 1 to 64"),
-            ("model", self.method != "draft_model" or bool(self.model), "the draft model: a folder, a file or a name"),
+            ("model", self.method == "ngram" or bool(self.model), "what drafts: a folder, a file or a name"),
             ("prompt_lookup_min", 1 <= self.prompt_lookup_min <= self.prompt_lookup_max, "from 1 to prompt_lookup_max"),
             ("acceptance", self.acceptance in ("exact", "rejection"), "exact or rejection"),
         ]

@@ -27,6 +27,9 @@ class Model(Protocol):
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """float32 [L, V] of hidden [T, H] at rows int64 [L]."""
 
+    def last_hidden(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """What the head reads: hidden [T, H] at rows int64 [L] behind the final norm."""
+
 
 class ModelFactory(Protocol):
     def __call__(self, ctx: BuildContext, config: dict[str, Any], /) -> Model: ...
@@ -45,6 +48,7 @@ ARCHITECTURES: LazyRegistry[ModelFactory] = LazyRegistry(
         "Olmo2ForCausalLM": "motet.models.olmo2:Olmo2ForCausalLM",
         "GPT2LMHeadModel": "motet.models.gpt2:GPT2LMHeadModel",
         "BloomForCausalLM": "motet.models.bloom:BloomForCausalLM",
+        "MedusaModel": "motet.models.medusa:Medusa",
         "MixtralForCausalLM": "motet.models.mixtral:MixtralForCausalLM",
         "Phi3ForCausalLM": "motet.models.phi3:Phi3ForCausalLM",
     },

@@ -94,4 +94,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """hidden [T, H] at rows int64 [L] -> float32 [L, V]."""
-        return self.head(self.norm(self.ops.select_rows(hidden, rows)))
+        return self.head(self.last_hidden(hidden, rows))
+
+    def last_hidden(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """hidden [T, H] at rows int64 [L], behind the final norm."""
+        return self.norm(self.ops.select_rows(hidden, rows))

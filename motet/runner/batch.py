@@ -67,7 +67,7 @@ class PersistentBatch:
         return self.gather_rows(np.array(fields, np.int64).reshape(-1, 4).T.copy(), attention)
 
     def gather_rows(self, fields: IntArray, attention: AttentionBackend) -> ForwardBatch:
-        """fields: int64 [4, R]: row, first position, number of tokens, and how many of them, the last ones, get logits."""
+        """fields: int64 [4, R]: row, first position, number of tokens, and how many, the last of them, get logits."""
         rows, starts, counts, num_logits = fields
         layout = StepLayout.of(starts, counts)
         token_ids = self.token_ids[rows[layout.token_rows], layout.positions]

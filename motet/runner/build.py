@@ -19,6 +19,7 @@ from motet.core.state import Capacity, StateGroup, StateSpec, group_states
 from motet.models.checkpoint import Checkpoint, open_checkpoint
 from motet.models.gguf import describe_types
 from motet.models.loader import LoadedModel, load_model, resolve_dtype, resolve_max_model_len
+from motet.models.medusa import Medusa
 from motet.models.registry import Model
 from motet.ops.backend import ReferenceOps
 from motet.runner.batch import PersistentBatch
@@ -38,9 +39,11 @@ from motet.runner.runner import Runner
 from motet.runner.threads import default_threads
 from motet.sampling.sampler import Sampler
 from motet.sampling.verify import ExactAcceptance, RejectionAcceptance, Verifier
+from motet.spec.choose import Chooser
 from motet.spec.draft_model import PREFIX, DraftModel, DraftStates
 from motet.spec.drafter import Drafter, NoDrafter
 from motet.spec.lengths import AdaptiveLengths, FixedLengths
+from motet.spec.medusa import MedusaDrafter
 from motet.spec.ngram import NgramDrafter
 from motet.tensors.states import States, StateStore
 
@@ -137,7 +140,7 @@ def load_draft(
 ) -> DraftPlan | None:
     """The model that drafts, if the configuration names one. Raises ConfigError where it has another vocabulary."""
     wanted = config.speculative
-    if wanted is None or wanted.method != "draft_model":
+    if wanted is None or wanted.method == "ngram":
         return None
     own = msgspec.structs.replace(
         config.model,
@@ -149,13 +152,18 @@ def load_draft(
         hf_overrides={},
     )
     checkpoint = open_checkpoint(own)
-    max_len = min(max_model_len, resolve_max_model_len(own, checkpoint))
+    max_len = max_model_len
+    if wanted.method == "draft_model":
+        max_len = min(max_len, resolve_max_model_len(own, checkpoint))
     loaded = load_model(checkpoint, ops, attention, dtype, kv_dtype, max_model_len, own.scheme)
     if loaded.vocab_size != target.vocab_size:
         raise ConfigError(
             f"speculative_config: the draft model {wanted.model!r} has {loaded.vocab_size} tokens, the model "
             f"{config.model.model!r} has {target.vocab_size}; take one with the same vocabulary"
         )
+    if (wanted.method == "medusa") != isinstance(loaded.model, Medusa):
+        name = checkpoint.architecture
+        raise ConfigError(f"speculative_config: {wanted.model!r} is a {name}, which is nothing for {wanted.method!r}")
     return DraftPlan(loaded, max_len, wanted.num_speculative_tokens)
 
 
@@ -231,16 +239,13 @@ def choose_drafter(
     lengths = (AdaptiveLengths if wanted.adaptive else FixedLengths)(wanted.num_speculative_tokens)
     if plan.draft is None:
         return NgramDrafter(wanted.prompt_lookup_min, wanted.prompt_lookup_max, lengths)
-    return DraftModel(
-        choose_executor(config, plan, plan.draft.loaded.model, DraftStates(states)),
-        partial(batch.gather_rows, attention=plan.attention),
-        sampler,
-        batch.sampling,
-        lengths,
-        max_len=plan.draft.max_len,
-        max_tokens=config.scheduler.max_num_batched_tokens,
-        draws=wanted.acceptance == "exact",
-    )
+    model, max_len = plan.draft.loaded.model, plan.draft.max_len
+    chooser = Chooser(sampler, batch.sampling, draws=wanted.acceptance == "exact")
+    if isinstance(model, Medusa):
+        return MedusaDrafter(model, plan.loaded.model.last_hidden, chooser, lengths, max_len)
+    executor = choose_executor(config, plan, model, DraftStates(states))
+    gather = partial(batch.gather_rows, attention=plan.attention)
+    return DraftModel(executor, gather, chooser, lengths, max_len, config.scheduler.max_num_batched_tokens)
 
 
 def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
-from torch import Tensor
 
-from motet.sampling.columns import SamplingColumns, TokenHistory
-from motet.sampling.sampler import Sampler
+from motet.sampling.columns import TokenHistory
+from motet.spec.choose import Chooser
 from motet.spec.drafter import Verified
 from motet.spec.lengths import DraftLengths
 from motet.tensors.forward import ForwardBatch, ForwardOutput, IntArray
@@ -36,26 +34,14 @@ class Forward(Protocol):
 
 
 class DraftModel:
-    """Keeps its own K and V, in the same blocks, of the tokens that are known, and walks on from the last one.
-
-    Where it has to draw, it uses the noise of the token's position, as the target does: the more alike the two
-    distributions are, the more often both draw the same. draws: False for the likeliest token instead
-    """
+    """Keeps its own K and V, in the same blocks, of the tokens that are known, and walks on from the last one."""
 
     def __init__(
-        self,
-        forward: Forward,
-        gather: Gather,
-        sampler: Sampler,
-        columns: SamplingColumns,
-        lengths: DraftLengths,
-        max_len: int,
-        max_tokens: int,
-        draws: bool,
+        self, forward: Forward, gather: Gather, chooser: Chooser, lengths: DraftLengths, max_len: int, max_tokens: int
     ) -> None:
         """max_len: positions of a row; max_tokens: of one forward"""
-        self.forward, self.gather, self.sampler, self.columns, self.lengths = forward, gather, sampler, columns, lengths
-        self.max_len, self.max_tokens, self.draws = max_len, max_tokens, draws
+        self.forward, self.gather, self.chooser, self.lengths = forward, gather, chooser, lengths
+        self.max_len, self.max_tokens = max_len, max_tokens
         self._num_computed: dict[int, int] = {}  # by row
 
     def propose(
@@ -71,10 +57,9 @@ class DraftModel:
             rows = np.array([verified[index].row for index in going])
             ends = np.array([verified[index].num_tokens + len(drafts[index]) for index in going])
             token_ids = self._next_tokens(rows, ends, history)
-            for index, row, end, token_id in zip(going, rows.tolist(), ends.tolist(), token_ids, strict=True):
+            for index, token_id in zip(going, token_ids, strict=True):
                 if token_id >= 0:
                     drafts[index].append(token_id)
-                    history.token_ids[row, end] = token_id
                 else:
                     limits[index] = 0  # its logits are not finite
             going = [index for index in going if len(drafts[index]) < limits[index]]
@@ -96,13 +81,7 @@ class DraftModel:
             starts = starts + counts
         logits = self.forward.run(self.gather(np.stack([rows, starts, ends - starts, np.ones_like(rows)]))).logits
         self._num_computed.update(zip(rows.tolist(), ends.tolist(), strict=True))
-        return self._choose(logits, rows, ends, history)
-
-    def _choose(self, logits: Tensor, rows: IntArray, ends: IntArray, history: TokenHistory) -> list[int]:
-        if not self.draws:
-            return [int(token_id) for token_id in self.sampler.greedy(logits)]
-        view = self.columns.view(rows, ends, history)
-        return self.sampler.sample(logits, replace(view, num_logprobs={})).token_ids
+        return self.chooser.choose(logits, rows, ends, history)
 
     def clear(self, row: int) -> None:
         self._num_computed.pop(row, None)

@@ -12,9 +12,13 @@ from motet.tensors.forward import ForwardBatch, ForwardOutput
 
 @dataclass(frozen=True)
 class Verified:
-    """A request after a step: its row, how many tokens are known, how many drafts were verified and accepted."""
+    """A request after a step: its row, how many tokens are known, how many drafts were verified and accepted.
+
+    token: which of the step's tokens gave the newest one
+    """
 
     row: int
+    token: int
     num_tokens: int
     num_drafted: int
     num_accepted: int

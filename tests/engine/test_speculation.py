@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from motet import LLM
 from motet.core.config import EngineArgs
@@ -14,6 +17,7 @@ from motet.core.errors import ConfigError
 from motet.core.params import SamplingParams
 from motet.engine.engine import Engine
 from motet.spec.drafter import Verified
+from tests.checkpoints import save_model
 from tests.engine.driver import answer_bits, answers, generate, greedy, make_engine, only, random_prompts, run, stream
 from tests.engine.test_exactness import LENGTHS, MIXED
 
@@ -107,6 +111,56 @@ def test_every_method_leaves_the_answers_as_they_are(tiny_checkpoints: Any, fami
     assert [answer_bits(output)[:2] for output in again] == [answer_bits(output)[:2] for output in expected]
 
 
+@pytest.fixture(scope="module")
+def medusa(tiny_checkpoints: Any, tmp_path_factory: pytest.TempPathFactory, plain: list[Any]) -> Path:
+    """Two heads for the tiny Llama, fitted to answers that it gives here."""
+    folder, model = tiny_checkpoints("Llama")
+    greedy_answers = answers(generate(make_engine(folder), PROMPTS, greedy(max_tokens=24)))
+    states, labels = [], []
+    for prompt, answer in zip(PROMPTS, greedy_answers, strict=True):
+        ids = torch.tensor([prompt + answer])
+        with torch.no_grad():
+            hidden = model(ids, output_hidden_states=True).hidden_states[-1][0]
+        states.append(hidden[len(prompt) - 1 : -3])
+        labels.append(torch.stack([ids[0, len(prompt) + 1 : -1], ids[0, len(prompt) + 2 :]], dim=1)[: len(states[-1])])
+    x, y = torch.cat(states), torch.cat(labels)
+    weights = {f"blocks.{i}.layers.0.weight": torch.zeros(64, 64, requires_grad=True) for i in range(2)}
+    weights |= {f"lm_heads.{i}.weight": torch.zeros(512, 64, requires_grad=True) for i in range(2)}
+    optimizer = torch.optim.Adam(weights.values(), lr=0.02)
+    for _ in range(200):
+        loss = torch.zeros(())
+        for i in range(2):
+            block = x + torch.nn.functional.silu(x @ weights[f"blocks.{i}.layers.0.weight"].T)
+            loss = loss + torch.nn.functional.cross_entropy(block @ weights[f"lm_heads.{i}.weight"].T, y[:, i])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    target = tmp_path_factory.mktemp("medusa")
+    save_file({name: weight.detach() for name, weight in weights.items()}, target / "model.safetensors")
+    config = {"architectures": ["MedusaModel"], "model_type": "medusa", "hidden_size": 64, "vocab_size": 512}
+    (target / "config.json").write_text(json.dumps({**config, "num_heads": 2, "num_hidden_layers": 1}))
+    return target
+
+
+def test_medusa_heads_guess_well_and_change_nothing(folder: Path, plain: list[Any], medusa: Path) -> None:
+    config = {"method": "medusa", "model": str(medusa), "num_speculative_tokens": 2, "adaptive": False}
+    engine = make_engine(folder, speculative_config=config)
+    found = generate(engine, PROMPTS, PARAMS)
+    assert [answer_bits(output) for output in found] == [answer_bits(output) for output in plain]
+    before = engine.core.scheduler.stats
+    expected = answers(generate(make_engine(folder), PROMPTS, greedy(max_tokens=24)))
+    assert answers(generate(engine, PROMPTS, greedy(max_tokens=24))) == expected
+    after = engine.core.scheduler.stats
+    num_accepted = after.num_accepted_tokens - before.num_accepted_tokens
+    assert num_accepted > 0.3 * (after.num_draft_tokens - before.num_draft_tokens)
+
+
+def test_a_model_that_does_not_fit_the_method_is_refused(folder: Path, medusa: Path) -> None:
+    for method, model in (("medusa", folder), ("draft_model", medusa)):
+        with pytest.raises(ConfigError, match="is nothing for"):
+            make_engine(folder, speculative_config={"method": method, "model": str(model), "num_speculative_tokens": 2})
+
+
 def test_another_models_drafts_are_only_guesses(tiny_checkpoints: Any, folder: Path, plain: list[Any]) -> None:
     other = tiny_checkpoints("Qwen2")[0]
     config = {"method": "draft_model", "model": str(other), "num_speculative_tokens": 3}
@@ -187,8 +241,6 @@ def test_wrong_configurations_are_refused(config: dict[str, Any], message: str) 
 
 
 def test_a_draft_model_with_other_tokens_is_refused(folder: Path, tmp_path: Path) -> None:
-    from tests.checkpoints import save_model
-
     save_model(tmp_path, "Llama", vocab_size=300)
     with pytest.raises(ConfigError, match="300 tokens"):
         make_engine(folder, speculative_config={"model": str(tmp_path), "num_speculative_tokens": 2})

@@ -8,7 +8,7 @@ def lengths_of(lengths: AdaptiveLengths, rate: float, num_steps: int, num_rows: 
     """The limits of row 0 over steps in which the share `rate` of what it drafts is accepted."""
     found, drafted = [], 0
     for _ in range(num_steps):
-        verified = [Verified(row, 100, drafted, int(rate * drafted)) for row in range(num_rows)]
+        verified = [Verified(row, 0, 100, drafted, int(rate * drafted)) for row in range(num_rows)]
         drafted = lengths.limits(verified)[0]
         found.append(drafted)
     return found

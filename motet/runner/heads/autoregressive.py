@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import torch
 
@@ -36,7 +38,8 @@ class AutoregressiveHead:
             return StepResult(plan.step, tuple(results))
         rows = [plan.rows[index] for index in emitting]
         verdicts = self.verifier.verify(out.logits, self._view(rows), [row.drafts for row in rows])
-        verified = [self._commit(row, verdict) for row, verdict in zip(rows, verdicts, strict=True)]
+        ends = list(accumulate(row.num_tokens for row in plan.rows))
+        verified = [self._commit(plan.rows[i], ends[i], verdict) for i, verdict in zip(emitting, verdicts, strict=True)]
         drafts = self.drafter.propose(step, out, verified, self.batch.history)
         for index, verdict, guesses in zip(emitting, verdicts, drafts, strict=True):
             results[index] = (
@@ -53,13 +56,15 @@ class AutoregressiveHead:
         batch_rows = np.array([row.row for row in rows]).repeat(counts)
         return self.batch.sampling.view(batch_rows, last_of_each(ends, counts), self.batch.history)
 
-    def _commit(self, row: RowPlan, verdict: Verdict) -> Verified:
-        """After an error any token will do: the request ends when this result is committed."""
+    def _commit(self, row: RowPlan, end: int, verdict: Verdict) -> Verified:
+        """end: of the row's tokens in the step. After an error any token will do: the request ends when this result is committed."""
         token_ids = verdict.token_ids or (0,)
         first = row.start + row.num_tokens - len(row.drafts)
         for position, token_id in enumerate(token_ids, first):
             self.batch.commit(row.row, position, token_id)
-        return Verified(row.row, first + len(token_ids), len(row.drafts), len(token_ids) - 1)
+        num_accepted = len(token_ids) - 1
+        last = end - 1 - len(row.drafts) + num_accepted
+        return Verified(row.row, last, first + len(token_ids), len(row.drafts), num_accepted)
 
     def _prompts(self, plan: StepPlan, out: ForwardOutput) -> list[tuple[TokenLogprobs, ...]]:
         """For each row of the plan, the entries of the prompt tokens that follow the chunk's tokens."""
