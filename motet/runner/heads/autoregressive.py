@@ -57,7 +57,10 @@ class AutoregressiveHead:
         return self.batch.sampling.view(batch_rows, last_of_each(ends, counts), self.batch.history)
 
     def _commit(self, row: RowPlan, end: int, verdict: Verdict) -> Verified:
-        """end: of the row's tokens in the step. After an error any token will do: the request ends when this result is committed."""
+        """end: of the row's tokens in the step.
+
+        After an error any token will do: the request ends when this result is committed.
+        """
         token_ids = verdict.token_ids or (0,)
         first = row.start + row.num_tokens - len(row.drafts)
         for position, token_id in enumerate(token_ids, first):
