@@ -20,6 +20,14 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
     `rank` is the chosen token's rank over the vocabulary, from 1.
     """
 
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+
+
+class RowResult(msgspec.Struct, frozen=True):
+    """The outcome of one RowPlan.
+
     token_ids: the accepted drafts and one token more (none when the row did not emit); logprobs: one entry for each of
     them, if asked for. drafts: guesses of the tokens after them, for the next step.
     prompt_logprobs: entry i describes prompt token `RowPlan.start + i + 1`.
