@@ -113,6 +113,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig
     device: DeviceConfig
     speculative: SpeculativeConfig | None = None
+    logits_processors: tuple[Any, ...] = ()  # callables, classes or names
 
 
 # vLLM options that Motet knows and does not serve yet, with the values that ask for nothing and are therefore accepted.
@@ -125,7 +126,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "distributed_executor_backend": (None, "uni"),
     "kv_transfer_config": (None,),
     "structured_outputs_config": (None,),
-    "logits_processors": (None,),
     "limit_mm_per_prompt": (None, {}),
     "mm_processor_kwargs": (None,),
     "cpu_offload_gb": (0, 0.0),
@@ -171,6 +171,7 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True
     speculative_config: dict[str, Any] | None = None
+    logits_processors: Any = None  # a list of callables, classes or names
 
     device: str = "auto"
     threads: int | None = None
@@ -273,4 +274,5 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             ),
             device=DeviceConfig(device="cpu", threads=self.threads, enforce_eager=self.enforce_eager),
             speculative=speculative or None,
+            logits_processors=tuple(self.logits_processors or ()),
         )

@@ -63,8 +63,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_un
         self._check_stops()
         if self.structured_outputs is not None:
             raise UnsupportedError("structured_outputs is not supported yet; leave it out")
-        if self.extra_args:
-            raise UnsupportedError(f"extra_args is not supported yet (got keys {sorted(self.extra_args)})")
 
     def _check_numbers(self) -> None:
         ranges: list[tuple[str, bool, str]] = [
@@ -148,6 +146,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     bad_words: tuple[tuple[int, ...], ...] = ()
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    extra_args: dict[str, Any] = {}  # for logits processors
 
     @property
     def is_greedy(self) -> bool:

@@ -53,6 +53,7 @@ class Engine:
             max_logprobs=config.model.max_logprobs,
             eos_token_ids=eos_token_ids(checkpoint, tokenizer),
             tokenizer=tokenizer,
+            logits_processors=plan.processors,
         )
         self.default_params = default_params
         self.inputs = InputProcessor(self.facts, config.model.seed)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -9,6 +11,7 @@ from motet.attention.protocol import AttentionBackend
 from motet.core.plan import NewRow, RowPlan, StepPlan
 from motet.core.state import StateGroup
 from motet.sampling.columns import SamplingColumns, TokenHistory
+from motet.sampling.processors import LogitsProcessor
 from motet.tensors.forward import ForwardBatch, IntArray, StepLayout, StepRows, last_of_each
 
 
@@ -20,7 +23,13 @@ class PersistentBatch:
     """
 
     def __init__(
-        self, max_rows: int, max_len: int, vocab_size: int, groups: tuple[StateGroup, ...], block_size: int
+        self,
+        max_rows: int,
+        max_len: int,
+        vocab_size: int,
+        groups: tuple[StateGroup, ...],
+        block_size: int,
+        processors: Sequence[LogitsProcessor] = (),
     ) -> None:
         max_blocks = -(-max_len // block_size)
         self.groups, self.block_size, self.max_len = groups, block_size, max_len
@@ -30,7 +39,7 @@ class PersistentBatch:
         self.request_ids: list[str | None] = [None] * max_rows
         self.block_tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in groups]
         self.num_blocks = np.zeros((len(groups), max_rows), np.int32)
-        self.sampling = SamplingColumns(max_rows, vocab_size)
+        self.sampling = SamplingColumns(max_rows, vocab_size, processors)
         self.history = TokenHistory(self.token_ids, self.prompt_len)
 
     def apply(self, plan: StepPlan) -> None:

@@ -37,6 +37,7 @@ from motet.runner.memory import (
 )
 from motet.runner.runner import Runner
 from motet.runner.threads import default_threads
+from motet.sampling.processors import LogitsProcessor, load_processors
 from motet.sampling.sampler import Sampler
 from motet.sampling.verify import ExactAcceptance, RejectionAcceptance, Verifier
 from motet.spec.choose import Chooser
@@ -70,6 +71,7 @@ class RunnerPlan:
     capacity: Capacity
     max_model_len: int
     specs: dict[str, StateSpec]  # of all models
+    processors: tuple[LogitsProcessor, ...]
     draft: DraftPlan | None = None
 
     @property
@@ -105,6 +107,7 @@ def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int
     """Load the model and find out how much state fits. Raises LoadError, CapacityError."""
     # Loading is many small operations, each shorter than it takes to wake a second thread on a busy machine.
     torch.set_num_threads(1)
+    processors = load_processors(config.logits_processors)
     dtype = resolve_dtype(config.model, checkpoint)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     ops, attention = choose_backends()
@@ -126,7 +129,7 @@ def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int
         dtype,
         describe_capacity(capacity, groups),
     )
-    return RunnerPlan(loaded, ops, attention, groups, capacity, max_model_len, specs, draft)
+    return RunnerPlan(loaded, ops, attention, groups, capacity, max_model_len, specs, processors, draft)
 
 
 def load_draft(
@@ -258,6 +261,7 @@ def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
         plan.loaded.vocab_size,
         plan.groups,
         plan.capacity.block_size,
+        plan.processors,
     )
     runner = Runner(
         batch=batch,
