@@ -244,8 +244,8 @@ def choose_drafter(
         return NgramDrafter(wanted.prompt_lookup_min, wanted.prompt_lookup_max, lengths)
     model, max_len = plan.draft.loaded.model, plan.draft.max_len
     chooser = Chooser(sampler, batch.sampling, draws=wanted.acceptance == "exact")
-    if isinstance(model, Medusa):
-        return MedusaDrafter(model, plan.loaded.model.last_hidden, chooser, lengths, max_len)
+    if wanted.method == "medusa":
+        return MedusaDrafter(cast(Medusa, model), plan.loaded.model.last_hidden, chooser, lengths, max_len)
     executor = choose_executor(config, plan, model, DraftStates(states))
     gather = partial(batch.gather_rows, attention=plan.attention)
     return DraftModel(executor, gather, chooser, lengths, max_len, config.scheduler.max_num_batched_tokens)

@@ -1,9 +1,9 @@
 """Logits processors: what users change about the scores, by code of their own.
 
-A processor is a callable `(logits, rows)`. It edits `logits` float32 [N, V] in place, one row for each of `rows`. It comes
-after allowed ids, bad words, min_tokens and biases and before the penalties, also for greedy requests. What it does must
-depend on the tokens and the request's arguments alone: rows come in any order and company, drafts that are rejected later
-are rows as well, and a preempted request is computed again.
+A processor is a callable `(logits, rows)`. It edits `logits` float32 [N, V] in place, one row for each of `rows`. It
+comes after allowed ids, bad words, min_tokens and biases and before the penalties, also for greedy requests. What it
+does must depend on the tokens and the request's arguments alone: rows come in any order and company, drafts that are
+rejected later are rows as well, and a preempted request is computed again.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ ENTRY_POINTS = "motet.logits_processors"
 class LogitsRow:
     """What a row of scores belongs to. The token ids are int32 and read-only: those before the one to be chosen.
 
-    extra_args: of the request's SamplingParams; state: a dict of the request and processor, empty at first and again after
-    a preemption
+    extra_args: of the request's SamplingParams; state: a dict of the request and processor, empty at first and again
+    after a preemption
     """
 
     prompt_token_ids: npt.NDArray[np.int32]
@@ -39,7 +39,7 @@ class LogitsRow:
 
 
 class LogitsProcessor(Protocol):
-    """May also have `wants(extra_args) -> bool`, which says at admission whether it is for a request; else it is for all.
+    """May also have `wants(extra_args) -> bool`, which says whether it is for a request; else it is for all.
 
     What `wants` raises refuses the request, what the call raises ends the requests of its rows; others go on.
     """
@@ -106,8 +106,8 @@ def wants(processor: LogitsProcessor, extra_args: dict[str, Any]) -> bool:
 
 
 def load_processors(wanted: Sequence[Any]) -> tuple[LogitsProcessor, ...]:
-    """Each is a callable, a class of such (made without arguments), "module:name", or the name of an installed entry point
-    of the group `motet.logits_processors`. Raises ConfigError."""
+    """Each is a callable, a class of such (made without arguments), "module:name", or the name of an installed entry
+    point of the group `motet.logits_processors`. Raises ConfigError."""
     return tuple(_load(item) for item in wanted)
 
 
@@ -129,6 +129,6 @@ def _named(name: str) -> Any:
         return point.load()
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            f"logits_processors: {name!r} cannot be found ({error}); give 'module:name' or the name of an entry point of "
-            f"the group {ENTRY_POINTS}"
+            f"logits_processors: {name!r} cannot be found ({error}); give 'module:name' or the name of an entry point "
+            f"of the group {ENTRY_POINTS}"
         ) from None

@@ -99,7 +99,7 @@ class StateCache:
         """max_chunk: tokens computed per step; max_ahead: positions behind those that a request may have blocks for"""
         self.block_size = capacity.block_size
         self._specs = groups
-        self._max_chunk = max_chunk
+        self._max_chunk = max_chunk + max_ahead
         self._max_ahead = max_ahead
         self._no_new_blocks: NewBlocks = ((),) * len(groups)
         self._groups = tuple(

@@ -33,8 +33,8 @@ class NgramDrafter:
 
 
 def continuation(tokens: npt.NDArray[np.int32], min_ngram: int, max_ngram: int, limit: int) -> tuple[int, ...]:
-    """Up to `limit` tokens that followed the longest earlier match of the end of `tokens`, int32 [N]; of equally long
-    ones the last that has so many behind it."""
+    """`limit` tokens that followed the longest earlier match of the end of `tokens`, int32 [N]; of equally long ones
+    the last that has so many behind it. Where there are fewer up to the end, they come again, as in a loop."""
     if limit == 0:
         return ()
     ends = (tokens[:-1] == tokens[-1]).nonzero()[0]  # where a match would end
@@ -49,4 +49,4 @@ def continuation(tokens: npt.NDArray[np.int32], min_ngram: int, max_ngram: int, 
         return ()
     roomy = ends[ends + limit < len(tokens)]
     end = int(roomy[-1] if len(roomy) else ends[0]) + 1
-    return tuple(tokens[end : end + limit].tolist())
+    return tuple(np.resize(tokens[end : end + limit], limit).tolist())
