@@ -48,11 +48,13 @@ ARCHITECTURES: LazyRegistry[ModelFactory] = LazyRegistry(
         "Olmo2ForCausalLM": "motet.models.olmo2:Olmo2ForCausalLM",
         "GPT2LMHeadModel": "motet.models.gpt2:GPT2LMHeadModel",
         "BloomForCausalLM": "motet.models.bloom:BloomForCausalLM",
-        "MedusaModel": "motet.models.medusa:Medusa",
         "MixtralForCausalLM": "motet.models.mixtral:MixtralForCausalLM",
         "Phi3ForCausalLM": "motet.models.phi3:Phi3ForCausalLM",
     },
 )
+
+# What only drafts, from the hidden states of another model.
+DRAFT_HEADS: LazyRegistry[Any] = LazyRegistry("draft head", {"MedusaModel": "motet.models.medusa:Medusa"})
 
 # Alias -> (package, distributions to install, file in the package; None: the package joins it from parts).
 PACKAGED: dict[str, tuple[str, str, str | None]] = {

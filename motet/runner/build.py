@@ -20,7 +20,7 @@ from motet.models.checkpoint import Checkpoint, open_checkpoint
 from motet.models.gguf import describe_types
 from motet.models.loader import LoadedModel, load_model, resolve_dtype, resolve_max_model_len
 from motet.models.medusa import Medusa
-from motet.models.registry import Model
+from motet.models.registry import ARCHITECTURES, DRAFT_HEADS, Model
 from motet.ops.backend import ReferenceOps
 from motet.runner.batch import PersistentBatch
 from motet.runner.executor import EagerExecutor, Executor
@@ -155,18 +155,15 @@ def load_draft(
         hf_overrides={},
     )
     checkpoint = open_checkpoint(own)
-    max_len = max_model_len
+    max_len, architectures = max_model_len, DRAFT_HEADS
     if wanted.method == "draft_model":
-        max_len = min(max_len, resolve_max_model_len(own, checkpoint))
-    loaded = load_model(checkpoint, ops, attention, dtype, kv_dtype, max_model_len, own.scheme)
+        max_len, architectures = min(max_len, resolve_max_model_len(own, checkpoint)), ARCHITECTURES
+    loaded = load_model(checkpoint, ops, attention, dtype, kv_dtype, max_model_len, own.scheme, architectures)
     if loaded.vocab_size != target.vocab_size:
         raise ConfigError(
             f"speculative_config: the draft model {wanted.model!r} has {loaded.vocab_size} tokens, the model "
             f"{config.model.model!r} has {target.vocab_size}; take one with the same vocabulary"
         )
-    if (wanted.method == "medusa") != isinstance(loaded.model, Medusa):
-        name = checkpoint.architecture
-        raise ConfigError(f"speculative_config: {wanted.model!r} is a {name}, which is nothing for {wanted.method!r}")
     return DraftPlan(loaded, max_len, wanted.num_speculative_tokens)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from motet import LLM
 from motet.core.config import EngineArgs
-from motet.core.errors import ConfigError
+from motet.core.errors import ConfigError, UnsupportedError
 from motet.core.params import SamplingParams
 from motet.engine.engine import Engine
 from motet.spec.drafter import Verified
@@ -156,8 +156,8 @@ def test_medusa_heads_guess_well_and_change_nothing(folder: Path, plain: list[An
 
 
 def test_a_model_that_does_not_fit_the_method_is_refused(folder: Path, medusa: Path) -> None:
-    for method, model in (("medusa", folder), ("draft_model", medusa)):
-        with pytest.raises(ConfigError, match="is nothing for"):
+    for method, model, name in (("medusa", folder, "LlamaForCausalLM"), ("draft_model", medusa, "MedusaModel")):
+        with pytest.raises(UnsupportedError, match=name):
             make_engine(folder, speculative_config={"method": method, "model": str(model), "num_speculative_tokens": 2})
 
 

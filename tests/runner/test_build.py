@@ -43,7 +43,7 @@ def test_the_log_tells_what_the_weights_are(
     with caplog.at_level("INFO", logger="motet"):
         make_engine(path, dtype="bfloat16")
         make_engine(folder, quantization="int4")
-    of_file, of_folder = (message for message in caplog.messages if message.startswith("weights"))
+    of_file, of_folder = dict.fromkeys(message for message in caplog.messages if message.startswith("weights"))
     assert of_file.startswith("weights: 16 Q8_0, 5 F32; 0.1 MiB; activations bfloat16; KV cache full: ")
     assert of_folder.startswith("weights: float32, linear layers quantised to int4; 0.1 MiB; activations float32; KV")
 
