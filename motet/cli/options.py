@@ -32,6 +32,7 @@ ENGINE_HELP = {
     "max_num_batched_tokens": "Most tokens that one step computes; longer prompts run in chunks.",
     "scheduling_policy": "fcfs (first come, first served) or priority.",
     "async_scheduling": "Plan a step while the one before runs.",
+    "structured_outputs_config": 'How grammars are compiled, as JSON: {"disable_any_whitespace": true}.',
     "device": "auto or cpu.",
     "threads": "Threads for computing. Default: physical cores that the process may use, within its cgroup's quota.",
     "enforce_eager": "Call the model op by op in every step, instead of replaying a recorded program.",

@@ -9,6 +9,7 @@ from motet.attention.protocol import AttentionBackend
 from motet.core.plan import NewRow, RowPlan, StepPlan
 from motet.core.state import StateGroup
 from motet.sampling.columns import SamplingColumns, TokenHistory
+from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
 from motet.tensors.forward import ForwardBatch, StepLayout, StepRows
 
 
@@ -20,7 +21,13 @@ class PersistentBatch:
     """
 
     def __init__(
-        self, max_rows: int, max_len: int, vocab_size: int, groups: tuple[StateGroup, ...], block_size: int
+        self,
+        max_rows: int,
+        max_len: int,
+        vocab_size: int,
+        groups: tuple[StateGroup, ...],
+        block_size: int,
+        grammars: Grammars = NO_GRAMMARS,
     ) -> None:
         max_blocks = -(-max_len // block_size)
         self.groups, self.block_size, self.max_len = groups, block_size, max_len
@@ -30,7 +37,7 @@ class PersistentBatch:
         self.request_ids: list[str | None] = [None] * max_rows
         self.block_tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in groups]
         self.num_blocks = np.zeros((len(groups), max_rows), np.int32)
-        self.sampling = SamplingColumns(max_rows, vocab_size)
+        self.sampling = SamplingColumns(max_rows, vocab_size, grammars)
         self.history = TokenHistory(self.token_ids, self.prompt_len)
 
     def apply(self, plan: StepPlan) -> None:
@@ -62,6 +69,8 @@ class PersistentBatch:
         """The step's tokens, request after request in the order of `plan.rows`."""
         fields = [(row.row, row.start, row.num_tokens, row.emits) for row in plan.rows]
         rows, starts, counts, emits = np.array(fields, np.int64).reshape(-1, 4).T.copy()
+        sampled, ends = rows[emits != 0], (starts + counts)[emits != 0]
+        self.sampling.expect(sampled, ends, ends, self.history)
         layout = StepLayout.of(starts, counts)
         token_ids = self.token_ids[rows[layout.token_rows], layout.positions]
         num_blocks = -(-layout.end // self.block_size)

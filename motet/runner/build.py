@@ -33,6 +33,7 @@ from motet.runner.memory import (
 )
 from motet.runner.runner import Runner
 from motet.runner.threads import default_threads
+from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
 from motet.sampling.sampler import Sampler
 from motet.tensors.states import StateStore
 
@@ -154,7 +155,7 @@ def choose_sampler(ops: ReferenceOps) -> Sampler:
     return CpuSampler(cast(CpuOps, ops).target)
 
 
-def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
+def build_runner(config: EngineConfig, plan: RunnerPlan, grammars: Grammars = NO_GRAMMARS) -> Runner:
     """Allocate the state and assemble the step."""
     states = StateStore(plan.loaded.states, plan.groups, plan.capacity)
     batch = PersistentBatch(
@@ -163,6 +164,7 @@ def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
         plan.loaded.vocab_size,
         plan.groups,
         plan.capacity.block_size,
+        grammars,
     )
     runner = Runner(
         batch=batch,
