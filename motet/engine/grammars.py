@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from motet.core.config import StructuredOutputsConfig
 from motet.core.errors import InputError
 from motet.sampling.grammar.grammars import NO_GRAMMARS, CompiledGrammars, Grammars, NoGrammars
@@ -24,7 +26,8 @@ def choose_grammars(
 
     def vocabulary() -> Vocabulary:
         special_ids = frozenset(token_id for token_id in tokenizer.special_ids | eos_ids if token_id < vocab_size)
-        return Vocabulary([pieces[token_id] for token_id in range(vocab_size)], special_ids, eos_ids)
+        tokens = [pieces[token_id] for token_id in range(vocab_size)]
+        return Vocabulary(tokens, special_ids, eos_ids, partial(tokenizer.encode, add_special_tokens=False))
 
     return CompiledGrammars(config, vocabulary, make_guidance)
 

@@ -59,7 +59,7 @@ class GuidanceBackend:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._vocabulary = vocabulary
         self._tokenizer = make_tokenizer(
-            list(vocabulary.tokens), sorted(vocabulary.special_ids), sorted(vocabulary.eos_ids)
+            list(vocabulary.tokens), sorted(vocabulary.special_ids), sorted(vocabulary.eos_ids), vocabulary.encode
         )
 
     def compile(self, grammar: str) -> GuidanceGrammar:

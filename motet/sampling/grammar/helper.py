@@ -12,7 +12,7 @@ import resource
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, BinaryIO
 
 CPU_SECONDS = 0.8
@@ -24,25 +24,51 @@ LARGEST = 2**53 - 1  # bounds are compared as doubles: further out they are not 
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # name -> schema
 DATA = ("enum", "const", "default", "examples")
+Encode = Callable[[str], list[int]]
 
 
 class Tokens:
-    """The vocabulary in the form that llguidance.LLTokenizer reads."""
+    """The vocabulary in the form that llguidance.LLTokenizer reads.
+
+    Where the grammar leaves only one text to go on with, it is split as `encode` does, or by the longest tokens where
+    there is none or where its tokens are not that text.
+    """
 
     is_tokenizer_wrapper = True
     bos_token_id = None
 
-    def __init__(self, tokens: list[bytes], special_ids: list[int], eos_ids: list[int]) -> None:
+    def __init__(
+        self, tokens: list[bytes], special_ids: list[int], eos_ids: list[int], encode: Encode | None = None
+    ) -> None:
         self.tokens, self.special_token_ids, self.eos_token_id = tokens, special_ids, eos_ids[0]
+        self._encode = encode
+        specials = set(special_ids)
+        self._ids = {token: i for i, token in reversed([*enumerate(tokens)]) if token and i not in specials}
+        self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str) -> list[int]:
-        return []  # masks do not depend on how a text would be split
+        piece = text.encode()
+        ids = self._encode(text) if self._encode else []
+        if all(i < len(self.tokens) and self._ids.get(self.tokens[i]) == i for i in ids):
+            if b"".join(self.tokens[i] for i in ids) == piece:
+                return ids
+        ids = []
+        while piece:
+            size = next((n for n in range(min(self._longest, len(piece)), 0, -1) if piece[:n] in self._ids), 0)
+            if not size:
+                break
+            ids.append(self._ids[piece[:size]])
+            piece = piece[size:]
+        return ids
 
 
-def make_tokenizer(tokens: list[bytes], special_ids: list[int], eos_ids: list[int]) -> Any:
+def make_tokenizer(
+    tokens: list[bytes], special_ids: list[int], eos_ids: list[int], encode: Encode | None = None
+) -> Any:
     import llguidance
 
-    return llguidance.LLTokenizer(Tokens(tokens, special_ids, eos_ids), n_vocab=len(tokens), eos_token=eos_ids)
+    wrapped = Tokens(tokens, special_ids, eos_ids, encode)
+    return llguidance.LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=eos_ids)
 
 
 def make_matcher(tokenizer: Any, grammar: str) -> Any:
@@ -126,7 +152,8 @@ def attempt(tokenizer: Any, spec: dict[str, Any]) -> dict[str, str]:
             raise ValueError(matcher.get_error())
         return {"grammar": grammar}
     except Exception as error:
-        return {"error": str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"}
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        return {"error": "no text fits it" if reason.startswith("NoExtension") else reason}
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
 

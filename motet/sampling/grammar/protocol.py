@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,11 +14,15 @@ Mask = npt.NDArray[np.int32]  # bit i % 32 of word i // 32: token i may come nex
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """tokens[i]: the bytes of id i, one entry per logit; ids in `special_ids` (EOS among them) are never text."""
+    """tokens[i]: the bytes of id i, one entry per logit; ids in `special_ids` (EOS among them) are never text.
+
+    encode: how the model's tokenizer splits a text, without BOS and the like.
+    """
 
     tokens: Sequence[bytes]
     special_ids: frozenset[int]
     eos_ids: frozenset[int]
+    encode: Callable[[str], list[int]]
 
     @property
     def num_words(self) -> int:
