@@ -24,7 +24,7 @@ class GuidanceMatcher:
             return
         self._matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
         if self._matcher.is_error():
-            raise InputError(f"the structured output became too complex: {self._matcher.get_error()[:1000]}")
+            raise InputError(f"the structured output became too complex: {self._reason()}")
 
     def advance(self, token_id: int) -> bool:
         if token_id in self._eos_ids:
@@ -37,7 +37,10 @@ class GuidanceMatcher:
         num_ends = min(num_tokens, self._num_ends)
         self._num_ends -= num_ends
         if num_tokens > num_ends and not self._matcher.rollback(num_tokens - num_ends):
-            raise InputError(f"the structured output cannot go back: {self._matcher.get_error()[:1000]}")
+            raise InputError(f"the structured output cannot go back: {self._reason()}")
+
+    def _reason(self) -> str:
+        return str(self._matcher.get_error()).partition("\n<")[0][:1000]  # what follows is the parser's own state
 
     @property
     def is_complete(self) -> bool:
