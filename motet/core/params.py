@@ -147,8 +147,8 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     top_k 0 means all tokens. `suppressed_until_min` are the ids (EOS and stop ids) that cannot be drawn before
     `min_tokens` outputs. A bad word is a token sequence whose last token is masked when the others precede it.
-    num_logprobs, num_prompt_logprobs: None means not asked for, vocab_size means all. `grammar` is a backend's own text,
-    known to compile.
+    num_logprobs, num_prompt_logprobs: None means not asked for, vocab_size means all. `grammar` is a backend's own
+    text, known to compile.
     """
 
     temperature: float = 1.0

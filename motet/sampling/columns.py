@@ -146,7 +146,9 @@ class SparseColumns:
 
 @dataclass(frozen=True)
 class Work:
-    """The worked entries of one step. rows, positions: int64 [W]; columns: ROW [W]; next_tokens: of those with a grammar."""
+    """The worked entries of one step. rows, positions: int64 [W]; columns: ROW [W]; next_tokens: by index, of those that have a
+    grammar.
+    """
 
     rows: IntArray
     positions: IntArray

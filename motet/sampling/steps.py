@@ -3,8 +3,8 @@
 A step edits `logits` in place: float32 [W, V], one row per token to be chosen. `rows` are rows of `logits`; a step
 that edits single entries names them by (`rows[n]`, `ids[n]`). No entry of a result depends on another row.
 
-Order (as in vLLM): AllowOnly, FollowGrammar, Forbid (bad words), Forbid (min_tokens), AddBias, PenaliseRepetition, PenaliseOutput; the
-token of a greedy row is chosen here; then Temperature, MinP, TopK, TopP.
+Order (as in vLLM): AllowOnly, FollowGrammar, Forbid (bad words), Forbid (min_tokens), AddBias, PenaliseRepetition,
+PenaliseOutput; the token of a greedy row is chosen here; then Temperature, MinP, TopK, TopP.
 """
 
 from __future__ import annotations

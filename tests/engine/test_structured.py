@@ -7,6 +7,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,9 @@ def structured(temperature: float = 1.0, max_tokens: int = 120, seed: int = 7, *
 def texts(engine: Engine, params: SamplingParams, prompts: list[list[int]] = PROMPTS) -> list[str]:
     """Answers that must have ended by themselves."""
     outputs = generate(engine, prompts, params)
-    assert [(only(output).finish_reason, only(output).stop_reason) for output in outputs] == [("stop", None)] * len(prompts)
+    assert [(only(output).finish_reason, only(output).stop_reason) for output in outputs] == [("stop", None)] * len(
+        prompts
+    )
     return [only(output).text for output in outputs]
 
 
@@ -238,7 +241,7 @@ def test_logprobs_are_those_of_the_free_model(engine: Engine) -> None:
     (output,) = generate(engine, [PROMPTS[0]], structured(0.0, regex="[0-9]{4}", logprobs=5))
     answer, first = only(output), only(free).logprobs[0]  # type: ignore[index]
     assert len(answer.logprobs or ()) == len(answer.token_ids)
-    assert list(first.items())[0] in answer.logprobs[0].items()  # type: ignore[index]
+    assert next(iter(first.items())) in answer.logprobs[0].items()  # type: ignore[index]
     for token_id, entries in zip(answer.token_ids, answer.logprobs or ()):
         assert next(iter(entries)) == token_id
 
@@ -308,7 +311,7 @@ def test_a_bad_grammar_is_refused_while_others_run(engine: Engine, kind: dict[st
     key = engine.add(engine.parse(PROMPTS[1], mate), mate)
     last: dict[str, Any] = dict(engine.step())
     start = time.perf_counter()
-    with pytest.raises(InputError, match="cannot be used|too complex"):
+    with pytest.raises(InputError, match=r"cannot be used|too complex"):
         engine.parse(PROMPTS[0], structured(**kind))
     assert time.perf_counter() - start < 3
     while engine.has_work:
@@ -330,11 +333,9 @@ def test_a_bad_grammar_is_refused_while_others_run(engine: Engine, kind: dict[st
 )
 def test_a_large_grammar_does_no_harm(engine: Engine, kind: dict[str, Any]) -> None:
     start = time.perf_counter()
-    try:
-        outputs = generate(engine, PROMPTS[:2], structured(max_tokens=20, **kind))
-        assert {only(output).finish_reason for output in outputs} <= {"stop", "length", "error"}
-    except InputError as error:
-        assert "too complex" in str(error) or "cannot be used" in str(error)
+    with suppress(InputError):
+        generate(engine, PROMPTS[:2], structured(max_tokens=20, **kind))
+    assert answers(generate(engine, PROMPTS[:2], greedy(max_tokens=5)))
     assert time.perf_counter() - start < 5
 
 
@@ -346,7 +347,9 @@ def test_what_an_engine_needs(folder: Path) -> None:
 
 
 def test_the_event_loop_goes_on_while_a_grammar_is_tried(folder: Path) -> None:
-    engine = AsyncLLM.from_options(model=str(folder), dtype="float32", threads=1, kv_cache_memory_bytes=1 << 22, **OPTIONS)
+    engine = AsyncLLM.from_options(
+        model=str(folder), dtype="float32", threads=1, kv_cache_memory_bytes=1 << 22, **OPTIONS
+    )
 
     async def ticks(done: asyncio.Event) -> float:
         longest, last = 0.0, time.perf_counter()
@@ -378,7 +381,9 @@ def test_a_real_model_writes_a_person() -> None:
     llm = LLM("smollm2", max_model_len=512, kv_cache_memory_bytes=1 << 26)
     try:
         params = structured(0.0, json=PERSON, disable_any_whitespace=True)
-        (output,) = llm.chat([{"role": "user", "content": "Describe Anna, who is 31, as JSON."}], params, use_tqdm=False)
+        (output,) = llm.chat(
+            [{"role": "user", "content": "Describe Anna, who is 31, as JSON."}], params, use_tqdm=False
+        )
         assert only(output).finish_reason == "stop"
         check_json(only(output).text, PERSON)
     finally:

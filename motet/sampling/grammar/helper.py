@@ -18,7 +18,7 @@ from typing import Any, BinaryIO
 CPU_SECONDS = 0.8
 MEMORY_BYTES = 1 << 29  # beyond what the process has when it waits for the first spec
 STACK_BYTES = 1 << 20
-LIMITS = {"max_lexer_states": 50_000, "verbose_errors": False}
+LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 
 LARGEST = 2**53 - 1  # bounds are compared as doubles: further out they are not exact
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
@@ -49,9 +49,9 @@ class Tokens:
     def __call__(self, text: str) -> list[int]:
         piece = text.encode()
         ids = self._encode(text) if self._encode else []
-        if all(i < len(self.tokens) and self._ids.get(self.tokens[i]) == i for i in ids):
-            if b"".join(self.tokens[i] for i in ids) == piece:
-                return ids
+        is_text = all(i < len(self.tokens) and self._ids.get(self.tokens[i]) == i for i in ids)
+        if is_text and b"".join(self.tokens[i] for i in ids) == piece:
+            return ids
         ids = []
         while piece:
             size = next((n for n in range(min(self._longest, len(piece)), 0, -1) if piece[:n] in self._ids), 0)
@@ -67,7 +67,7 @@ def make_tokenizer(
 ) -> Any:
     import llguidance
 
-    wrapped = Tokens(tokens, special_ids, eos_ids, encode)
+    wrapped: Any = Tokens(tokens, special_ids, eos_ids, encode)
     return llguidance.LLTokenizer(wrapped, n_vocab=len(tokens), eos_token=eos_ids)
 
 
@@ -107,9 +107,7 @@ def translate_tags(tag: dict[str, Any]) -> str:
         if not trigger:
             raise ValueError(f"no trigger begins {part['begin']!r}")
         settle_schema(part["schema"], True)
-        tags.append(
-            llguidance.StructTag(trigger=trigger, begin=part["begin"], grammar=part["schema"], end=part["end"])
-        )
+        tags.append(llguidance.StructTag(trigger=trigger, begin=part["begin"], grammar=part["schema"], end=part["end"]))
     return llguidance.StructTag.to_grammar(tags, assume_special=False)
 
 
@@ -122,8 +120,21 @@ def settle_schema(schema: Any, additional_properties: bool) -> None:
                 if (value > 0) == (key in LOWER):
                     raise ValueError(f"{key} {value} is too far out to be exact; the limit is {LARGEST}")
                 node[key] = LARGEST if value > 0 else -LARGEST
+        for value in values([node.get("const"), node.get("enum")]):
+            if isinstance(value, int) and abs(value) > LARGEST:
+                raise ValueError(f"{value} is too far out to be exact; the limit is {LARGEST}")
         if not additional_properties and "properties" in node:
             node.setdefault("additionalProperties", False)
+
+
+def values(root: Any) -> Iterator[Any]:
+    """All that is in `root`, however deep."""
+    waiting = [root]
+    while waiting:
+        value = waiting.pop()
+        yield value
+        if isinstance(value, (list, dict)):
+            waiting += value.values() if isinstance(value, dict) else value
 
 
 def schemas(root: Any) -> Iterator[dict[str, Any]]:

@@ -37,9 +37,9 @@ class RowGrammar:
         self._filled: Future[list[NextTokens]] | None = None
 
     def expect(self, output: npt.NDArray[np.int32], first: int, last: int) -> None:
-        """Start to fill the masks after the first `first`, ..., `last` tokens of `output`; those beyond `first` are drafts.
+        """Start to fill the masks after the first `first`, ..., `last` tokens of `output`.
 
-        Nothing happens when the same was said before.
+        Those beyond `first` are drafts. Nothing happens when the same was said before.
         """
         if self._span == (first, last):
             return

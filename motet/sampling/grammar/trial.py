@@ -93,6 +93,9 @@ class Trial:
         except (HelperLost, OSError):
             self._end()
             raise HelperLost from None
+        except BaseException:  # Ctrl-C: its answer must not be taken for the next one's
+            self._end()
+            raise
         return dict(json.loads(answer))
 
     def _end(self) -> None:

@@ -15,7 +15,7 @@ import pytest
 from motet.core.config import StructuredOutputsConfig
 from motet.core.errors import InputError
 from motet.core.structured import GrammarSpec, StructuredOutputsParams
-from motet.sampling.grammar.grammars import CompiledGrammars, Kept, NO_GRAMMARS
+from motet.sampling.grammar.grammars import NO_GRAMMARS, CompiledGrammars, Kept
 from motet.sampling.grammar.guidance import GuidanceBackend
 from motet.sampling.grammar.helper import LARGEST, settle_schema, translate
 from motet.sampling.grammar.protocol import GrammarMatcher, Vocabulary
@@ -33,7 +33,13 @@ ENDS = {EOS, OTHER_EOS}
 
 
 def spec(kind: str, text: str) -> dict[str, Any]:
-    return {"kind": kind, "text": text, "any_whitespace": True, "additional_properties": True, "whitespace_pattern": None}
+    return {
+        "kind": kind,
+        "text": text,
+        "any_whitespace": True,
+        "additional_properties": True,
+        "whitespace_pattern": None,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -174,13 +180,18 @@ CHAIN = "root ::= r0\n" + "".join(f"r{i} ::= r{i + 1}\n" for i in range(5000)) +
         ("json", '{"$ref": "#/missing"}', "/missing"),
         ("json", '{"minimum": 5, "maximum": 1, "type": "integer"}', "Unsatisfiable"),
         ("json", f'{{"type": "integer", "minimum": {2**63}}}', f"the limit is {LARGEST}"),
+        ("json", f'{{"enum": [1, [{2**53 + 1}]]}}', f"the limit is {LARGEST}"),
         ("json", '{"properties": 3}', "properties"),
         ("grammar", "start: nothing", "nothing"),
         ("grammar", "start: start", "no text fits"),
         ("grammar", CHAIN, "too complex"),
         ("grammar", CHAIN.replace(" ::=", ":").replace("root", "start"), "too complex"),
         ("structural_tag", "{}", "structures"),
-        ("structural_tag", '{"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": ["b"]}', "no trigger"),
+        (
+            "structural_tag",
+            '{"structures": [{"begin": "a", "schema": {}, "end": ""}], "triggers": ["b"]}',
+            "no trigger",
+        ),
         ("structural_tag", '{"structures": [{}], "triggers": ["b"]}', "begin"),
     ],
     ids=lambda value: value[:30],
@@ -230,8 +241,8 @@ def test_bounds_beyond_doubles_allow_less() -> None:
     schema: dict[str, Any] = {
         "maximum": 2**63,
         "exclusiveMinimum": -(2**70),
-        "const": {"maximum": 2**63},
-        "enum": [{"minimum": 2**63}],
+        "default": {"maximum": 2**63},
+        "const": {"maximum": 1e300},
         "properties": {"maximum": {"maximum": 1e300}, "enum": {"minimum": -(2**60)}, "a": {"maximum": 7}},
         "anyOf": [{"maximum": LARGEST}, {"exclusiveMaximum": True}],
     }
@@ -239,15 +250,17 @@ def test_bounds_beyond_doubles_allow_less() -> None:
     assert schema == {
         "maximum": LARGEST,
         "exclusiveMinimum": -LARGEST,
-        "const": {"maximum": 2**63},
-        "enum": [{"minimum": 2**63}],
+        "default": {"maximum": 2**63},
+        "const": {"maximum": 1e300},
         "properties": {"maximum": {"maximum": LARGEST}, "enum": {"minimum": -LARGEST}, "a": {"maximum": 7}},
         "anyOf": [{"maximum": LARGEST}, {"exclusiveMaximum": True}],
     }
 
 
 def test_additional_properties_can_be_off_everywhere() -> None:
-    schema: dict[str, Any] = {"properties": {"a": {"properties": {}}, "b": {"properties": {}, "additionalProperties": {}}}}
+    schema: dict[str, Any] = {
+        "properties": {"a": {"properties": {}}, "b": {"properties": {}, "additionalProperties": {}}}
+    }
     settle_schema(schema, additional_properties=False)
     assert schema["additionalProperties"] is False
     assert schema["properties"]["a"]["additionalProperties"] is False
