@@ -69,8 +69,8 @@ class PersistentBatch:
         """The step's tokens, request after request in the order of `plan.rows`."""
         fields = [(row.row, row.start, row.num_tokens, row.emits) for row in plan.rows]
         rows, starts, counts, emits = np.array(fields, np.int64).reshape(-1, 4).T.copy()
-        sampled, ends = rows[emits != 0], (starts + counts)[emits != 0]
-        self.sampling.expect(sampled, ends, ends, self.history)
+        ends = starts + counts
+        self.sampling.expect(rows, ends, ends, emits, self.history)
         layout = StepLayout.of(starts, counts)
         token_ids = self.token_ids[rows[layout.token_rows], layout.positions]
         num_blocks = -(-layout.end // self.block_size)

@@ -146,8 +146,9 @@ class SparseColumns:
 
 @dataclass(frozen=True)
 class Work:
-    """The worked entries of one step. rows, positions: int64 [W]; columns: ROW [W]; next_tokens: by index, of those that have a
-    grammar.
+    """The worked entries of one step. rows, positions: int64 [W]; columns: ROW [W].
+
+    next_tokens: index in the work -> what its grammar allows, for those that have one.
     """
 
     rows: IntArray
@@ -237,17 +238,22 @@ class SamplingColumns:
         return self._sparse.num_prompt_logprobs.get(row)
 
     def expect(
-        self, rows: npt.NDArray[Any], firsts: npt.NDArray[Any], lasts: npt.NDArray[Any], history: TokenHistory
+        self,
+        rows: npt.NDArray[Any],
+        firsts: npt.NDArray[Any],
+        lasts: npt.NDArray[Any],
+        emits: npt.NDArray[Any],
+        history: TokenHistory,
     ) -> None:
         """Start to find out what the grammars of `rows` allow, so that the next `view` need not wait for it.
 
-        int [R] each: that view is of the positions firsts[i], ..., lasts[i] of rows[i]. The tokens in `history` before
-        the first one are settled, those between first and last are drafts.
+        int [R] each: that view is of the positions firsts[i], ..., lasts[i] of rows[i], if emits[i]. The tokens in
+        `history` before the first one are settled, those between first and last are drafts.
         """
         if not self._sparse.grammar:
             return
-        for row, first, last in zip(rows.tolist(), firsts.tolist(), lasts.tolist()):
-            if row in self._sparse.grammar:
+        for row, first, last, is_asked in zip(rows.tolist(), firsts.tolist(), lasts.tolist(), emits.tolist()):
+            if is_asked and row in self._sparse.grammar:
                 self._expect(row, first, last, history)
 
     def _expect(self, row: int, first: int, last: int, history: TokenHistory) -> None:
