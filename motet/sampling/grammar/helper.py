@@ -20,6 +20,7 @@ MEMORY_BYTES = 1 << 29  # beyond what the process has when it waits for the firs
 STACK_BYTES = 1 << 20
 LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 
+MAX_SPLIT = 256  # characters of a text that is the only one left, which may be very long: the next token is enough
 LARGEST = 2**53 - 1  # bounds are compared as doubles: further out they are not exact
 LOWER, UPPER = ("minimum", "exclusiveMinimum"), ("maximum", "exclusiveMaximum")
 NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")  # name -> schema
@@ -47,6 +48,7 @@ class Tokens:
         self._longest = max(map(len, self._ids), default=0)
 
     def __call__(self, text: str) -> list[int]:
+        text = text[:MAX_SPLIT]
         piece = text.encode()
         ids = self._encode(text) if self._encode else []
         is_text = all(i < len(self.tokens) and self._ids.get(self.tokens[i]) == i for i in ids)
