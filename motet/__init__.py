@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from motet.core.config import EngineArgs
     from motet.core.outputs import CompletionOutput, Logprob, RequestOutput
     from motet.core.params import RequestOutputKind, SamplingParams
+    from motet.core.structured import StructuredOutputsParams
     from motet.engine.async_llm import AsyncLLM
     from motet.engine.llm import LLM
 
@@ -25,6 +26,7 @@ _HOMES = {
     "AsyncLLM": "motet.engine.async_llm",
     "SamplingParams": "motet.core.params",
     "RequestOutputKind": "motet.core.params",
+    "StructuredOutputsParams": "motet.core.structured",
     "RequestOutput": "motet.core.outputs",
     "CompletionOutput": "motet.core.outputs",
     "Logprob": "motet.core.outputs",
@@ -40,6 +42,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -33,6 +33,7 @@ ENGINE_HELP = {
     "scheduling_policy": "fcfs (first come, first served) or priority.",
     "async_scheduling": "Plan a step while the one before runs. Not with --speculative-config.",
     "speculative_config": 'Guess tokens ahead, as JSON: {"method": "ngram", "num_speculative_tokens": 8}.',
+    "structured_outputs_config": 'How grammars are compiled, as JSON: {"disable_any_whitespace": true}.',
     "device": "auto or cpu.",
     "threads": "Threads for computing. Default: physical cores that the process may use, within its cgroup's quota.",
     "enforce_eager": "Call the model op by op in every step, instead of replaying a recorded program.",

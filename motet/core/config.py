@@ -18,6 +18,7 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 SCHEMES = ("int8", "int4")  # ways to quantise a floating checkpoint at load
 READABLE = "floating checkpoints, also quantised at load (quantization='int8' or 'int4'), and GGUF files"
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+GRAMMAR_BACKENDS = ("auto", "guidance")
 KV_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
 METHODS = ("ngram", "draft_model", "medusa")  # of speculation
 KV_DTYPE_ALIASES = {**DTYPE_ALIASES, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
@@ -107,11 +108,25 @@ class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     enforce_eager: bool  # op by op, in place of a recorded program
 
 
+class StructuredOutputsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    backend: str = "auto"  # "auto" | "guidance"
+    disable_any_whitespace: bool = False  # between the parts of JSON; also for requests that do not say so
+    disable_additional_properties: bool = False
+
+    def __post_init__(self) -> None:
+        settle_fields(self, ConfigError)
+        if self.backend not in GRAMMAR_BACKENDS:
+            raise ConfigError(
+                f"structured_outputs_config: backend must be one of {', '.join(GRAMMAR_BACKENDS)}, got {self.backend!r}"
+            )
+
+
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     model: ModelConfig
     cache: CacheConfig
     scheduler: SchedulerConfig
     device: DeviceConfig
+    structured_outputs: StructuredOutputsConfig
     speculative: SpeculativeConfig | None = None
     logits_processors: tuple[Any, ...] = ()  # callables, classes or names
 
@@ -125,7 +140,6 @@ NOT_YET: dict[str, tuple[Any, ...]] = {
     "data_parallel_size": (1,),
     "distributed_executor_backend": (None, "uni"),
     "kv_transfer_config": (None,),
-    "structured_outputs_config": (None,),
     "limit_mm_per_prompt": (None, {}),
     "mm_processor_kwargs": (None,),
     "cpu_offload_gb": (0, 0.0),
@@ -172,6 +186,8 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     async_scheduling: bool = True
     speculative_config: dict[str, Any] | None = None
     logits_processors: Any = None  # a list of callables, classes or names
+
+    structured_outputs_config: dict[str, Any] | None = None
 
     device: str = "auto"
     threads: int | None = None
@@ -240,6 +256,16 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if not is_good:
                 raise ConfigError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
 
+        self._structured_outputs()
+
+    def _structured_outputs(self) -> StructuredOutputsConfig:
+        values = self.structured_outputs_config or {}
+        known = StructuredOutputsConfig.__struct_fields__
+        unknown = sorted(str(name) for name in values if name not in known)
+        if unknown:
+            raise ConfigError(f"structured_outputs_config has no key {unknown[0]!r}; it has: {', '.join(known)}")
+        return StructuredOutputsConfig(**values)
+
     def resolve(self) -> EngineConfig:
         speculative = self.speculative_config and SpeculativeConfig.parse(self.speculative_config)
         return EngineConfig(
@@ -275,4 +301,5 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             device=DeviceConfig(device="cpu", threads=self.threads, enforce_eager=self.enforce_eager),
             speculative=speculative or None,
             logits_processors=tuple(self.logits_processors or ()),
+            structured_outputs=self._structured_outputs(),
         )

@@ -80,6 +80,8 @@ class AsyncLLM:
         """
         self._check_alive()
         params = own_params(sampling_params)
+        if params.structured_outputs is not None:  # may compile for a second; `parse` finds the verdict again
+            await asyncio.to_thread(self.engine.inputs.check_params, params)
         parsed = self.engine.parse(prompt, params)
         stream = OutputStream()
         self._commands.put(lambda: self._add(stream, parsed, params, request_id, priority))

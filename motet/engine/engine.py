@@ -12,6 +12,7 @@ from motet.core.config import EngineArgs, EngineConfig
 from motet.core.errors import InputError, LoadError
 from motet.core.params import SamplingParams
 from motet.engine.core import EngineCore
+from motet.engine.grammars import choose_grammars
 from motet.engine.inputs import InputProcessor, ModelFacts, ParsedPrompt, Prompt
 from motet.engine.outputs import KeyedOutput, OutputProcessor
 from motet.models.checkpoint import Checkpoint, open_checkpoint
@@ -56,9 +57,13 @@ class Engine:
             logits_processors=plan.processors,
         )
         self.default_params = default_params
-        self.inputs = InputProcessor(self.facts, config.model.seed)
+        self.grammars = choose_grammars(
+            config.structured_outputs, tokenizer, self.facts.vocab_size, self.facts.eos_token_ids
+        )
+        self.inputs = InputProcessor(self.facts, config.model.seed, self.grammars)
         self.outputs = OutputProcessor(tokenizer)
-        self.core = EngineCore(scheduler, build_runner(config, plan), config.scheduler.async_scheduling)
+        runner = build_runner(config, plan, self.grammars)
+        self.core = EngineCore(scheduler, runner, config.scheduler.async_scheduling)
         self._plan: RunnerPlan | None = plan  # None while weights are dropped
         self._keys = itertools.count()
         self.is_sleeping = False
@@ -141,7 +146,7 @@ class Engine:
         if self._plan is None:
             loaded = plan_runner(self.config, self.checkpoint, self.facts.max_model_len)
             self._plan = replace(loaded, capacity=self.capacity)
-        self.core.runner = build_runner(self.config, self._plan)
+        self.core.runner = build_runner(self.config, self._plan, self.grammars)
         self.is_sleeping = False
 
     def check(self) -> None:
@@ -150,6 +155,7 @@ class Engine:
 
     def close(self) -> None:
         self.core.close()
+        self.grammars.close()
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:

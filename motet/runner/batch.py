@@ -11,6 +11,7 @@ from motet.attention.protocol import AttentionBackend
 from motet.core.plan import NewRow, RowPlan, StepPlan
 from motet.core.state import StateGroup
 from motet.sampling.columns import SamplingColumns, TokenHistory
+from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
 from motet.sampling.processors import LogitsProcessor
 from motet.tensors.forward import ForwardBatch, IntArray, StepLayout, StepRows, last_of_each
 
@@ -30,6 +31,7 @@ class PersistentBatch:
         groups: tuple[StateGroup, ...],
         block_size: int,
         processors: Sequence[LogitsProcessor] = (),
+        grammars: Grammars = NO_GRAMMARS,
     ) -> None:
         max_blocks = -(-max_len // block_size)
         self.groups, self.block_size, self.max_len = groups, block_size, max_len
@@ -39,7 +41,7 @@ class PersistentBatch:
         self.request_ids: list[str | None] = [None] * max_rows
         self.block_tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in groups]
         self.num_blocks = np.zeros((len(groups), max_rows), np.int32)
-        self.sampling = SamplingColumns(max_rows, vocab_size, processors)
+        self.sampling = SamplingColumns(max_rows, vocab_size, processors, grammars)
         self.history = TokenHistory(self.token_ids, self.prompt_len)
 
     def apply(self, plan: StepPlan) -> None:
@@ -73,7 +75,10 @@ class PersistentBatch:
     def gather(self, plan: StepPlan, attention: AttentionBackend) -> ForwardBatch:
         """The step's tokens, request after request in the order of `plan.rows`."""
         fields = [(row.row, row.start, row.num_tokens, row.emits and 1 + len(row.drafts)) for row in plan.rows]
-        return self.gather_rows(np.array(fields, np.int64).reshape(-1, 4).T.copy(), attention)
+        rows, starts, counts, num_logits = columns = np.array(fields, np.int64).reshape(-1, 4).T.copy()
+        ends = starts + counts
+        self.sampling.expect(rows, ends - num_logits + 1, ends, num_logits, self.history)
+        return self.gather_rows(columns, attention)
 
     def gather_rows(self, fields: IntArray, attention: AttentionBackend) -> ForwardBatch:
         """fields: int64 [4, R]: row, first position, number of tokens, and how many, the last of them, get logits."""

@@ -37,6 +37,7 @@ from motet.runner.memory import (
 )
 from motet.runner.runner import Runner
 from motet.runner.threads import default_threads
+from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
 from motet.sampling.processors import LogitsProcessor, load_processors
 from motet.sampling.sampler import Sampler
 from motet.sampling.verify import ExactAcceptance, RejectionAcceptance, Verifier
@@ -248,7 +249,7 @@ def choose_drafter(
     return DraftModel(executor, gather, chooser, lengths, max_len, config.scheduler.max_num_batched_tokens)
 
 
-def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
+def build_runner(config: EngineConfig, plan: RunnerPlan, grammars: Grammars = NO_GRAMMARS) -> Runner:
     """Allocate the state and assemble the step."""
     states = StateStore(plan.specs, plan.groups, plan.capacity)
     sampler = choose_sampler(plan.ops)
@@ -259,6 +260,7 @@ def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
         plan.groups,
         plan.capacity.block_size,
         plan.processors,
+        grammars,
     )
     runner = Runner(
         batch=batch,
