@@ -43,6 +43,7 @@ DRAFTS: dict[str, dict[str, Any] | None] = {
 EXECUTORS: dict[str, dict[str, Any]] = {"eager": {"enforce_eager": True}, "recorded": {}}
 
 MAX_LEN = 64
+TEXT: dict[str, Any] = {"skip_tokenizer_init": False}  # grammars need it
 FUZZ = settings.get_profile("fuzz")
 IS_FUZZ = settings.default == FUZZ
 # Shrinking takes minutes: `make fuzz` does it.
@@ -93,6 +94,12 @@ class Scenario:
     num_rounds: int  # a later one finds the earlier in the prefix cache
 
 
+GRAMMARS: list[dict[str, Any]] = [
+    {"json": {"type": "object", "properties": {"a": {"enum": [1, "é", None]}}, "required": ["a"]}},
+    {"regex": "[a-d]{2,30}x"},
+    {"choice": ["one", "another one"]},
+]
+
 SAMPLING = st.fixed_dictionaries(
     {"temperature": st.sampled_from([0.0, 0.7, 1.0, 1.5]), "logprobs": st.sampled_from([0, 1, 4])},
     optional={
@@ -105,6 +112,7 @@ SAMPLING = st.fixed_dictionaries(
         "prompt_logprobs": st.just(2),
         "min_tokens": st.just(1),
         "logit_bias": st.just({5: 4.0, 9: -100.0}),
+        "structured_outputs": st.sampled_from(GRAMMARS),
     },
 ).map(lambda values: tuple(values.items()))
 
@@ -158,7 +166,7 @@ class Alone:
         self._found: dict[str, Any] = {}
 
     def _make(self, family: str, scheme: str) -> Engine:
-        options = {"enable_prefix_caching": False, "max_model_len": MAX_LEN, **SCHEMES[scheme]}
+        options = {**TEXT, "enable_prefix_caching": False, "max_model_len": MAX_LEN, **SCHEMES[scheme]}
         return make_engine(self.folder(family), **options)
 
     def bits(self, family: str, scheme: str, row: Row) -> Any:
@@ -214,7 +222,7 @@ def test_every_request_gets_the_bits_it_gets_alone(alone: Alone, scheme: str, sc
     drafts = DRAFTS[scenario.drafts]
     if drafts and drafts["method"] == "draft_model":  # the model itself, or another one
         drafts = drafts | {"model": str(folder if scenario.num_rounds == 1 else alone.folder("GPT2"))}
-    engine = make_engine(folder, max_model_len=MAX_LEN, speculative_config=drafts, **options)
+    engine = make_engine(folder, max_model_len=MAX_LEN, speculative_config=drafts, **TEXT, **options)
     try:
         for _ in range(scenario.num_rounds):
             for index, output in answer(engine, scenario.rows).items():

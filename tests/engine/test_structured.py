@@ -228,6 +228,31 @@ def test_preempted_answers_are_the_same(folder: Path, engine: Engine, async_sche
         small.close()
 
 
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_drafts_change_nothing(folder: Path, engine: Engine, method: str) -> None:
+    """Free rows beside them; the draft model is the model itself."""
+    config = {"method": method, "num_speculative_tokens": 4, "prompt_lookup_min": 1, "adaptive": False}
+    config |= {"model": str(folder)} if method == "draft_model" else {}
+    params = [
+        structured(json=PERSON, logprobs=1),
+        structured(0.0, json=TREE),
+        structured(regex="(ab){3,9}c", repetition_penalty=1.3),
+        greedy(max_tokens=20),
+        structured(choice=["yes", "no"]),
+        structured(json_object=True, max_tokens=30),
+    ]
+    expected = [answer_bits(output) for output in generate(engine, PROMPTS, params)]
+    drafting = make_engine(folder, speculative_config=config, **OPTIONS)
+    try:
+        assert [answer_bits(output) for output in generate(drafting, PROMPTS, params)] == expected
+        stats = drafting.core.scheduler.stats
+        assert stats.num_draft_tokens > 0
+        if method == "draft_model":
+            assert stats.num_accepted_tokens == stats.num_draft_tokens
+    finally:
+        drafting.close()
+
+
 def test_several_answers_are_those_of_their_seeds(engine: Engine) -> None:
     params = structured(regex="[a-z]{8}[0-9]{2}")
     (output,) = generate(engine, [PROMPTS[0]], params.clone(n=3))
