@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from motet.core.errors import InputError, UnsupportedError
+from motet.core.errors import InputError
 from motet.core.fields import settle_fields
 from motet.core.structured import StructuredOutputsParams
 
@@ -65,8 +65,6 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_un
         self.structured_outputs = _structured(self.structured_outputs)
         self._check_numbers()
         self._check_stops()
-        if self.extra_args:
-            raise UnsupportedError(f"extra_args is not supported yet (got keys {sorted(self.extra_args)})")
 
     def _check_numbers(self) -> None:
         ranges: list[tuple[str, bool, str]] = [
@@ -167,6 +165,7 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
     grammar: str | None = None
+    extra_args: dict[str, Any] = {}  # for logits processors
 
     @property
     def is_greedy(self) -> bool:

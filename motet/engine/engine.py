@@ -33,7 +33,15 @@ class Engine:
         max_model_len = resolve_max_model_len(config.model, checkpoint)
         tokenizer = None if config.model.skip_tokenizer_init else load_tokenizer(checkpoint, config.model)
         plan = plan_runner(config, checkpoint, max_model_len)
-        scheduler = Scheduler(config.scheduler, config.cache, plan.groups, plan.capacity, max_model_len)
+        scheduler = Scheduler(
+            config.scheduler,
+            config.cache,
+            plan.groups,
+            plan.capacity,
+            max_model_len,
+            max_drafts=config.speculative.num_speculative_tokens if config.speculative else 0,
+            lookahead=plan.lookahead,
+        )
         self.config = config
         self.checkpoint = checkpoint
         self.capacity = plan.capacity
@@ -46,6 +54,7 @@ class Engine:
             max_logprobs=config.model.max_logprobs,
             eos_token_ids=eos_token_ids(checkpoint, tokenizer),
             tokenizer=tokenizer,
+            logits_processors=plan.processors,
         )
         self.default_params = default_params
         self.grammars = choose_grammars(

@@ -13,6 +13,7 @@ from motet.core.errors import InputError, UnsupportedError
 from motet.core.params import MAX_LOGPROBS_ALL, RequestOutputKind, RowSampling, SamplingParams
 from motet.core.request import Request
 from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
+from motet.sampling.processors import LogitsProcessor, wants
 from motet.text.tokenizer import Tokenizer
 
 
@@ -40,6 +41,7 @@ class ModelFacts:
     max_logprobs: int
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -173,7 +175,19 @@ class InputProcessor:
             num_logprobs=self._num_logprobs("logprobs", params.logprobs),
             num_prompt_logprobs=self._num_logprobs("prompt_logprobs", params.prompt_logprobs),
             grammar=None if structured is None else self._grammars.check(structured),
+            extra_args=self._extra_args(params),
         )
+
+    def _extra_args(self, params: SamplingParams) -> dict[str, Any]:
+        extra_args = params.extra_args or {}
+        if extra_args and not self.facts.logits_processors:
+            raise InputError(f"extra_args {sorted(extra_args)} are for logits processors, and the engine has none")
+        for processor in self.facts.logits_processors:
+            try:
+                wants(processor, extra_args)
+            except Exception as error:
+                raise InputError(f"a logits processor refuses extra_args {extra_args!r}: {error}") from error
+        return extra_args
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:

@@ -11,7 +11,7 @@ contains one never occurs. Bad words, presence and frequency look at the output 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -25,6 +25,7 @@ from motet.core.params import RowSampling
 from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
 from motet.sampling.grammar.rows import NextTokens, RowGrammar
 from motet.sampling.noise import as_int64, stream_keys
+from motet.sampling.processors import LogitsProcessor, Processors
 from motet.sampling.steps import (
     AddBias,
     AllowOnly,
@@ -165,6 +166,10 @@ class Work:
     def num_outputs(self, n: int) -> int:
         return int(self.positions[n] - self.history.prompt_len[self.rows[n]])
 
+    def prompt(self, n: int) -> npt.NDArray[np.int32]:
+        row = self.rows[n]
+        return self.history.token_ids[row, : self.history.prompt_len[row]]
+
     def output(self, n: int) -> npt.NDArray[np.int32]:
         row = self.rows[n]
         return self.history.token_ids[row, self.history.prompt_len[row] : self.positions[n]]
@@ -183,8 +188,15 @@ class Work:
 class SamplingColumns:
     """One record per row of the persistent batch; `sparse` holds what few rows have."""
 
-    def __init__(self, max_rows: int, vocab_size: int, grammars: Grammars = NO_GRAMMARS) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        processors: Sequence[LogitsProcessor] = (),
+        grammars: Grammars = NO_GRAMMARS,
+    ) -> None:
         self.vocab_size = vocab_size
+        self._processors = Processors(tuple(processors))
         self._grammars = grammars
         self._records = np.zeros(max_rows, dtype=ROW)
         self._not_plain: set[int] = set()  # rows that want more than their likeliest token
@@ -208,11 +220,12 @@ class SamplingColumns:
             self._sparse.num_prompt_logprobs[row] = self._num_asked(sampling.num_prompt_logprobs)
         if sampling.grammar is not None:
             self._sparse.grammar[row] = self._grammars.open(sampling.grammar)
-        if not sampling.is_greedy or _is_edited(sampling) or sampling.num_logprobs is not None:
+        is_edited = self._processors.admit(row, sampling.extra_args) or _is_edited(sampling)
+        if not sampling.is_greedy or is_edited or sampling.num_logprobs is not None:
             self._not_plain.add(row)
         self._records[row] = (
             sampling.is_greedy,
-            _is_edited(sampling),
+            is_edited,
             _float32(sampling.temperature),
             math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
             min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size,
@@ -229,6 +242,7 @@ class SamplingColumns:
         self._records[row] = np.zeros((), dtype=ROW)
         self._sparse.clear(row)
         self._not_plain.discard(row)
+        self._processors.clear(row)
 
     def _num_asked(self, num_logprobs: int | None) -> int:
         return NOT_ASKED if num_logprobs is None else min(num_logprobs, self.vocab_size)
@@ -304,16 +318,19 @@ class SamplingColumns:
         )
 
     def _edits(self, work: Work) -> tuple[LogitsStep, ...]:
-        builders: list[Callable[[Work], LogitsStep | None]] = [
+        first = (
             self._allow_only,
             _follow_grammar,
             self._forbid_bad_words,
             self._forbid_early_stop,
             self._add_bias,
-            _penalise_repetition,
-            _penalise_output,
-        ]
-        steps = (build(work) for build in builders)
+        )
+        steps = [build(work) for build in first]
+        if self._processors.states:
+            entries = range(len(work.rows))
+            prompts, outputs = [work.prompt(n) for n in entries], [work.output(n) for n in entries]
+            steps += self._processors.steps(work.rows.tolist(), prompts, outputs)
+        steps += [build(work) for build in (_penalise_repetition, _penalise_output)]
         return tuple(step for step in steps if step is not None)
 
     def _allow_only(self, work: Work) -> LogitsStep | None:

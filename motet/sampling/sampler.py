@@ -19,7 +19,8 @@ ERRORS = (
     "the model gave logits that are not finite (NaN or infinity); the model or its weights are at fault",
     "no token is left to choose from: allowed_token_ids, structured_outputs, bad_words, logit_bias and min_tokens "
     "together forbid every token; loosen one of them",
-    "the logits overflow float32 with this logit_bias, penalty or temperature; use milder values",
+    "the logits overflow float32 with this logit_bias, penalty or temperature, or a logits processor failed (the log "
+    "says how); use milder values",
 )
 
 
