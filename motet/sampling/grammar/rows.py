@@ -32,8 +32,9 @@ class RowGrammar:
     def __init__(self, pool: Executor, make_matcher: Callable[[], GrammarMatcher], num_words: int) -> None:
         self._pool, self._num_words = pool, num_words
         self._opened = pool.submit(make_matcher)
-        self._num_taken = 0  # output tokens that the matcher has behind it for good
+        self._taken: list[int] = []  # what the matcher has behind it; its thread's alone
         self._span = (-1, -1)
+        self._output = np.zeros(0, np.int32)
         self._filled: Future[list[NextTokens]] | None = None
 
     def expect(self, output: npt.NDArray[np.int32], first: int, last: int) -> None:
@@ -41,12 +42,13 @@ class RowGrammar:
 
         Those beyond `first` are drafts. Nothing happens when the same was said before.
         """
-        if self._span == (first, last):
+        output = output[:last].copy()
+        if self._span == (first, last) and np.array_equal(self._output, output):
             return
         if self._filled is not None:
             self._filled.result()
-        tokens, self._span = output[self._num_taken : last].tolist(), (first, last)
-        self._filled = self._pool.submit(self._fill, tokens, last - first)
+        self._span, self._output = (first, last), output
+        self._filled = self._pool.submit(self._fill, output.tolist(), last - first)
 
     def at(self, num_outputs: int) -> NextTokens:
         """After `num_outputs` output tokens, a number within what `expect` was told. Waits for it."""
@@ -64,15 +66,20 @@ class RowGrammar:
             return [NextTokens(mask, error=str(error)) for mask in masks]
 
     def _fill_masks(self, masks: Mask, tokens: list[int], num_drafts: int) -> list[NextTokens]:
-        """tokens: those that are new, then the drafts. After a draft that is not allowed, nothing is forbidden."""
-        matcher = self._opened.result()
-        num_new = len(tokens) - num_drafts
-        for token_id in tokens[:num_new]:
+        """tokens: the output, the last ones drafts. After a draft that is not allowed, nothing is forbidden."""
+        matcher, taken = self._opened.result(), self._taken
+        settled, drafts = tokens[: len(tokens) - num_drafts], tokens[len(tokens) - num_drafts :]
+        num_common = len(taken)
+        if settled[:num_common] != taken:
+            num_common = next(n for n, token in enumerate(taken) if settled[n : n + 1] != [token])
+            matcher.rollback(len(taken) - num_common)
+            del taken[num_common:]
+        for token_id in settled[num_common:]:
             if not matcher.advance(token_id):
                 raise InputError(f"token {token_id} does not follow the structured output")
-            self._num_taken += 1
+            taken.append(token_id)
         found, num_advanced = [], 0
-        for mask, draft in zip(masks, [*tokens[num_new:], None]):
+        for mask, draft in zip(masks, [*drafts, None]):
             matcher.fill(mask)
             found.append(NextTokens(mask, matcher.is_complete))
             if draft is None or not matcher.advance(draft):

@@ -153,6 +153,23 @@ def test_a_new_row_catches_up(pool: ThreadPoolExecutor, backend: GuidanceBackend
     assert ids(one.at(3).mask) == {ord("b"), ord("c")}
 
 
+def test_output_that_has_changed_is_read_again(pool: ThreadPoolExecutor, backend: GuidanceBackend) -> None:
+    one = row(pool, backend, "(ab*|cd*)e")
+    for text, follows in [
+        ("abb", "be"),
+        ("ab", "be"),
+        ("cd", "de"),
+        ("c", "de"),
+        ("a", "be"),
+        ("", "ac"),
+        ("cdde", ""),
+    ]:
+        output = np.array([ord(char) for char in text], np.int32)
+        one.expect(output, len(text), len(text))
+        found = ids(one.at(len(text)).mask) - {257, 258}
+        assert found == ({ord(char) for char in follows} if follows else ENDS)
+
+
 def test_output_that_does_not_fit_is_the_rows_error(pool: ThreadPoolExecutor, backend: GuidanceBackend) -> None:
     one = row(pool, backend, "ab")
     one.expect(np.array([ord("x")], np.int32), 1, 1)
