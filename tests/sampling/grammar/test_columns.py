@@ -64,7 +64,7 @@ def test_follow_grammar_forbids_cleared_bits() -> None:
 def test_each_position_of_a_drafted_row_follows_its_grammar(
     grammars: CompiledGrammars, sampler: Sampler, temperature: float, is_expected: bool
 ) -> None:
-    columns = SamplingColumns(3, V, grammars)
+    columns = SamplingColumns(3, V, grammars=grammars)
     grammar = grammars.check(StructuredOutputsParams(regex="a[bc]{2,3}d"))
     other = grammars.check(StructuredOutputsParams(regex="[0-9]+"))
     columns.set(0, RowSampling(temperature=temperature, grammar=grammar, min_tokens=9, suppressed_until_min=(EOS,)))
@@ -91,7 +91,7 @@ def test_each_position_of_a_drafted_row_follows_its_grammar(
 
 @pytest.mark.parametrize("sampler", SAMPLERS, ids=lambda sampler: type(sampler).__name__)
 def test_a_row_that_left_its_grammar_says_so(grammars: CompiledGrammars, sampler: Sampler) -> None:
-    columns = SamplingColumns(2, V, grammars)
+    columns = SamplingColumns(2, V, grammars=grammars)
     columns.set(0, RowSampling(temperature=0.0, grammar=grammars.check(StructuredOutputsParams(regex="ab"))))
     columns.set(1, RowSampling(temperature=0.0))
     known, logits = history(("x", "z"), ("x", "z")), random_logits(3, 2, V)
