@@ -228,6 +228,27 @@ def test_preempted_answers_are_the_same(folder: Path, engine: Engine, async_sche
         small.close()
 
 
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1, "adaptive": False}
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+@pytest.mark.parametrize("options", [{}, {"num_blocks_override": 26, "max_model_len": 96}], ids=["roomy", "preempted"])
+def test_drafts_change_nothing(folder: Path, engine: Engine, method: str, options: dict[str, Any]) -> None:
+    draft_model = {"method": method, "model": str(folder), "num_speculative_tokens": 3, "adaptive": False}
+    config = NGRAM if method == "ngram" else draft_model
+    drafting = make_engine(folder, **{**OPTIONS, **options}, speculative_config=config)
+    try:
+        outputs = generate(drafting, PROMPTS, MIXED)
+        stats = drafting.core.scheduler.stats
+        assert stats.num_accepted_tokens > 0
+        assert bool(options) == (stats.num_preemptions > 0)
+        assert [answer_bits(output) for output in outputs] == [
+            answer_bits(output) for output in generate(engine, PROMPTS, MIXED)
+        ]
+    finally:
+        drafting.close()
+
+
 def test_several_answers_are_those_of_their_seeds(engine: Engine) -> None:
     params = structured(regex="[a-z]{8}[0-9]{2}")
     (output,) = generate(engine, [PROMPTS[0]], params.clone(n=3))
