@@ -229,24 +229,26 @@ def test_preempted_answers_are_the_same(folder: Path, engine: Engine, async_sche
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
-def test_drafts_change_nothing(folder: Path, engine: Engine, method: str) -> None:
+@pytest.mark.parametrize("options", [{}, {"num_blocks_override": 26, "max_model_len": 96}], ids=["roomy", "preempted"])
+def test_drafts_change_nothing(folder: Path, engine: Engine, method: str, options: dict[str, Any]) -> None:
     """Free rows beside them; the draft model is the model itself."""
     config = {"method": method, "num_speculative_tokens": 4, "prompt_lookup_min": 1, "adaptive": False}
     config |= {"model": str(folder)} if method == "draft_model" else {}
     params = [
-        structured(json=PERSON, logprobs=1),
-        structured(0.0, json=TREE),
+        structured(json=PERSON, logprobs=1, max_tokens=80),
+        structured(0.0, json=TREE, max_tokens=80),
         structured(regex="(ab){3,9}c", repetition_penalty=1.3),
         greedy(max_tokens=20),
         structured(choice=["yes", "no"]),
         structured(json_object=True, max_tokens=30),
     ]
     expected = [answer_bits(output) for output in generate(engine, PROMPTS, params)]
-    drafting = make_engine(folder, speculative_config=config, **OPTIONS)
+    drafting = make_engine(folder, speculative_config=config, **{**OPTIONS, **options})
     try:
         assert [answer_bits(output) for output in generate(drafting, PROMPTS, params)] == expected
         stats = drafting.core.scheduler.stats
         assert stats.num_draft_tokens > 0
+        assert bool(options) == (stats.num_preemptions > 0)
         if method == "draft_model":
             assert stats.num_accepted_tokens == stats.num_draft_tokens
     finally:
