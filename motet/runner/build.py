@@ -14,6 +14,8 @@ from motet.core.config import EngineConfig, ModelConfig
 from motet.core.errors import CapacityError, ConfigError
 from motet.core.logs import get_logger
 from motet.core.state import Capacity, StateGroup, group_states
+from motet.lora.loader import SlotLoader
+from motet.lora.store import NO_ADAPTER_STORE, AdapterLookup
 from motet.models.checkpoint import Checkpoint
 from motet.models.gguf import describe_types
 from motet.models.loader import LoadedModel, load_model, resolve_dtype
@@ -31,7 +33,7 @@ from motet.runner.memory import (
     inner_width,
     plan_capacity,
 )
-from motet.runner.runner import Runner
+from motet.runner.runner import NO_ADAPTER_LOADER, Runner
 from motet.runner.threads import default_threads
 from motet.sampling.sampler import Sampler
 from motet.tensors.states import StateStore
@@ -81,7 +83,7 @@ def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int
     dtype = resolve_dtype(config.model, checkpoint)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     ops, attention = choose_backends()
-    loaded = load_model(checkpoint, ops, attention, dtype, kv_dtype, max_model_len, config.model.scheme)
+    loaded = load_model(checkpoint, ops, attention, dtype, kv_dtype, max_model_len, config.model.scheme, config.lora)
     set_threads(config.device.threads)
     groups = group_states(loaded.states, max_model_len)
     budget = state_budget(config, checkpoint, loaded.vocab_size)
@@ -154,8 +156,8 @@ def choose_sampler(ops: ReferenceOps) -> Sampler:
     return CpuSampler(cast(CpuOps, ops).target)
 
 
-def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
-    """Allocate the state and assemble the step."""
+def build_runner(config: EngineConfig, plan: RunnerPlan, adapters: AdapterLookup = NO_ADAPTER_STORE) -> Runner:
+    """Allocate the state and assemble the step. adapters: where those are that plans name."""
     states = StateStore(plan.loaded.states, plan.groups, plan.capacity)
     batch = PersistentBatch(
         config.scheduler.max_num_seqs,
@@ -170,6 +172,7 @@ def build_runner(config: EngineConfig, plan: RunnerPlan) -> Runner:
         executor=choose_executor(config, plan, states),
         head=AutoregressiveHead(plan.loaded.model, choose_sampler(plan.ops), batch),
         checks="MOTET_CHECK" in os.environ,
+        adapters=SlotLoader(plan.loaded.adapters, adapters) if plan.loaded.adapters else NO_ADAPTER_LOADER,
     )
     runner.warm_up(min(WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens, plan.max_model_len - 1))
     return runner
