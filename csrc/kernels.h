@@ -345,7 +345,7 @@ void fields(CombineExpertsArgs& a, const Visit& visit) {
 // Rows that have a low-rank adapter, sorted by its slot, in a layer whose outputs have `num_parts` parts. max_rank is a
 // multiple of 16.
 struct LoraShrinkArgs {
-    float* out;             // [num_rows, num_parts, max_rank]: scale * (x A'), up to the adapter's rank
+    float* out;             // [num_rows, num_parts, max_rank]: scale * (x A'), up to the adapter's rank; what follows means nothing
     const void* x;          // [.., num_inputs] of dtype
     const void* a;          // [num_slots, num_parts, max_rank, num_inputs] of dtype
     const float* scales;    // [num_slots, num_parts]

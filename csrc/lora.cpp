@@ -111,6 +111,9 @@ void shrink_as(const LoraShrinkArgs& a, const Team& team) {
     const auto visit = [&](int64_t slot, Range rows, int64_t block) {
         const int64_t part = block / blocks_of_part, first = block % blocks_of_part * kRankBlock;
         const int64_t left = a.ranks[slot * a.num_parts + part] - first, end = left < kRankBlock ? left : kRankBlock;
+        for (int64_t row = rows.begin; row < rows.end && end < kRankBlock; ++row) {  // the same whatever was there
+            std::memset(a.out + (row * a.num_parts + part) * a.max_rank + first, 0, kRankBlock * sizeof(float));
+        }
         for_tiles<kShrinkRows>(rows, [&](auto count, int64_t row) {
             for (int64_t rank = 0; rank < end; rank += kRanks) {
                 shrink_tile<T, decltype(count)::value>(a, row, slot, part, first + rank);
