@@ -98,7 +98,7 @@ def test_another_models_names(tmp_path: Path) -> None:
 def test_sizes_that_do_not_fit(tmp_path: Path) -> None:
     with pytest.raises(LoadError, match=r"lora_B of .*q_proj.*\[9, 4\].*\[8, 4\]"):
         read(write_adapter(tmp_path / "wide", {**SHAPES, Q: (9, 8)}))
-    with pytest.raises(LoadError, match="rank 20 .* max_lora_rank=16"):
+    with pytest.raises(LoadError, match=r"rank 20 .* max_lora_rank=16"):
         read(write_adapter(tmp_path / "rank", SHAPES, 20))
     with pytest.raises(LoadError, match="rank 5 and the model"):
         read(write_adapter(tmp_path / "config", SHAPES, 4, rank_pattern={}, r=5))

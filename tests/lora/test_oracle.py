@@ -51,7 +51,9 @@ def test_a_mixed_batch_equals_peft_on_each_row(family: str, tiny_checkpoints: An
     for prompt, path, output in zip(prompts, adapters, outputs, strict=True):
         oracle, answer = with_peft(family, path), only(output)
         assert answer.token_ids == oracle_greedy(oracle, prompt, 10)
-        found = torch.tensor([step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)])
+        found = torch.tensor(
+            [step[token].logprob for step, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+        )
         torch.testing.assert_close(found, oracle_logprobs(oracle, prompt, answer.token_ids), atol=2e-4, rtol=1e-4)
         answers.append(answer.token_ids)
         base = oracle_logprobs(make_model(family), prompt, answer.token_ids)
