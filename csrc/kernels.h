@@ -367,7 +367,7 @@ void fields(LoraShrinkArgs& a, const Visit& visit) {
 struct LoraExpandArgs {
     void* y;               // [.., num_outputs] of dtype: x B' is added to the rows `tokens`
     const float* x;        // [num_rows, num_parts, max_rank], as lora_shrink writes it
-    const void* b;         // [num_slots, max_rank, stride] of dtype
+    const void* b;         // [num_slots, blocks of 64 outputs of all parts, max_rank, 64] of dtype
     const int64_t* ends;   // [num_parts], the column behind each part
     const int32_t* ranks;  // as of LoraShrinkArgs
     const int64_t* tokens;
@@ -375,7 +375,6 @@ struct LoraExpandArgs {
     int64_t num_rows;
     int64_t num_parts;
     int64_t max_rank;
-    int64_t stride;  // at least num_outputs + 64
     int64_t num_outputs;
     DType dtype;
 };

@@ -123,17 +123,17 @@ void shrink_as(const LoraShrinkArgs& a, const Team& team) {
     for_each_expert(team, a.slots, a.num_rows, num_blocks, a.num_inputs * kRankBlock, kMinProducts, visit);
 }
 
-// Columns [column, column + 16 * kVectors) of the rows from `row` on, or the first `count` of them.
+// Columns [column, column + 16 * kVectors) of the rows from `row` on, or the first `count` of them; b: of `rank` ranks.
 template <class T, int rows>
-void expand_tile(const LoraExpandArgs& a, int64_t row, int64_t slot, int64_t part, int64_t column, int64_t count) {
-    const T* b = static_cast<const T*>(a.b) + slot * a.max_rank * a.stride + column;
+void expand_tile(const LoraExpandArgs& a, int64_t row, int64_t part, int64_t rank, const T* b, int64_t column,
+                 int64_t count) {
     const float* x = a.x + (row * a.num_parts + part) * a.max_rank;
-    const int64_t x_stride = a.num_parts * a.max_rank, rank = a.ranks[slot * a.num_parts + part];
+    const int64_t x_stride = a.num_parts * a.max_rank;
     f32x16 sums[rows][kVectors] = {};
     for (int64_t j = 0; j < rank; ++j) {
         f32x16 weights[kVectors];
 #pragma GCC unroll 4
-        for (int v = 0; v < kVectors; ++v) weights[v] = load(b + j * a.stride + v * kLanes);
+        for (int v = 0; v < kVectors; ++v) weights[v] = load(b + j * kColumnBlock + v * kLanes);
 #pragma GCC unroll 6
         for (int r = 0; r < rows; ++r) {
             const f32x16 input = broadcast(x[r * x_stride + j]);
@@ -162,14 +162,16 @@ void expand_as(const LoraExpandArgs& a, const Team& team) {
     int64_t num_blocks = 0;
     for (int64_t part = 0; part < a.num_parts; ++part) num_blocks += blocks(part);
     const auto visit = [&](int64_t slot, Range rows, int64_t block) {
+        const T* b = static_cast<const T*>(a.b) + (slot * num_blocks + block) * a.max_rank * kColumnBlock;
         int64_t part = 0;
         for (; block >= blocks(part); ++part) block -= blocks(part);
-        if (a.ranks[slot * a.num_parts + part] == 0) return;
+        const int64_t rank = a.ranks[slot * a.num_parts + part];
+        if (rank == 0) return;
         const int64_t first = a.ends[part] - width(part) + block * kColumnBlock;
         const int64_t left = a.ends[part] - first, count = left < kColumnBlock ? left : kColumnBlock;
         for_tiles<kExpandRows>(rows, [&](auto size, int64_t row) {
             for (int64_t i = 0; i < count; i += kVectors * kLanes) {
-                expand_tile<T, decltype(size)::value>(a, row, slot, part, first + i, count - i);
+                expand_tile<T, decltype(size)::value>(a, row, part, rank, b + i, first + i, count - i);
             }
         });
     };

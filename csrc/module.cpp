@@ -236,13 +236,13 @@ public:
     }
 
     void lora_expand(uintptr_t y, uintptr_t x, uintptr_t b, uintptr_t ends, uintptr_t ranks, uintptr_t tokens,
-                     uintptr_t slots, int64_t num_rows, int64_t num_parts, int64_t max_rank, int64_t stride,
-                     int64_t num_outputs, int dtype) const {
+                     uintptr_t slots, int64_t num_rows, int64_t num_parts, int64_t max_rank, int64_t num_outputs,
+                     int dtype) const {
         MOTET_SUBMIT(lora_expand,
                      LoraExpandArgs{pointer<void>(y), pointer<const float>(x), pointer<const void>(b),
                                     pointer<const int64_t>(ends), pointer<const int32_t>(ranks),
                                     pointer<const int64_t>(tokens), pointer<const int32_t>(slots), num_rows, num_parts,
-                                    max_rank, stride, num_outputs, dtype_of(dtype)});
+                                    max_rank, num_outputs, dtype_of(dtype)});
     }
 
     void add(uintptr_t out, uintptr_t x, uintptr_t y, int64_t num_rows, int64_t num_cols, int dtype) const {

@@ -244,7 +244,6 @@ class Calls:
         num_rows: int,
         num_parts: int,
         max_rank: int,
-        stride: int,
         num_outputs: int,
         dtype: int,
         /,

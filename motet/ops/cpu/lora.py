@@ -37,7 +37,6 @@ def lora(target: Target, y: Tensor, x: Tensor, weights: LoraWeights, tokens: Ten
         weights.b.data_ptr(),
         weights.ends.data_ptr(),
         *rows,
-        weights.b.shape[2],
         y.shape[1],
         code,
     )

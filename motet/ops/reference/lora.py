@@ -22,7 +22,7 @@ def lora(y: Tensor, x: Tensor, weights: LoraWeights, tokens: Tensor, slots: Tens
         for part, rank in enumerate(weights.ranks[slot].tolist()):
             columns = weights.columns(part)
             low = x[rows].float() @ weights.a[slot, part, :rank].float().T * weights.scales[slot, part]
-            added = low @ weights.b[slot, :rank, columns].float()
+            added = low @ weights.b_of(slot, part).float().T
             out[rows, columns] = (out[rows, columns].float() + added).to(y.dtype)
     return out
 
