@@ -120,7 +120,7 @@ class LLM:
     def _adapters(
         self, requests: LoRARequest | Sequence[LoRARequest | None] | None, num_prompts: int
     ) -> list[LoadedAdapter | None]:
-        if not isinstance(requests, Sequence):
+        if isinstance(requests, str) or not isinstance(requests, Sequence):
             return [self.engine.adapter(requests)] * num_prompts
         if len(requests) != num_prompts:
             raise InputError(f"{num_prompts} prompts, but {len(requests)} lora_request; give one, or one per prompt")
