@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from motet.core.lora import LoRARequest
     from motet.core.outputs import CompletionOutput, Logprob, RequestOutput
     from motet.core.params import RequestOutputKind, SamplingParams
+    from motet.core.structured import StructuredOutputsParams
     from motet.engine.async_llm import AsyncLLM
     from motet.engine.llm import LLM
 
@@ -27,6 +28,7 @@ _HOMES = {
     "LoRARequest": "motet.core.lora",
     "SamplingParams": "motet.core.params",
     "RequestOutputKind": "motet.core.params",
+    "StructuredOutputsParams": "motet.core.structured",
     "RequestOutput": "motet.core.outputs",
     "CompletionOutput": "motet.core.outputs",
     "Logprob": "motet.core.outputs",
@@ -43,6 +45,7 @@ __all__ = [
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

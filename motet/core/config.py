@@ -18,7 +18,9 @@ DTYPES = ("auto", "float32", "float16", "bfloat16")
 SCHEMES = ("int8", "int4")  # ways to quantise a floating checkpoint at load
 READABLE = "floating checkpoints, also quantised at load (quantization='int8' or 'int4'), and GGUF files"
 DTYPE_ALIASES = {"float": "float32", "half": "float16", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+GRAMMAR_BACKENDS = ("auto", "guidance")
 KV_DTYPES = (*DTYPES, "int8", "fp8", "fp8_e4m3")
+METHODS = ("ngram", "draft_model", "medusa")  # of speculation
 KV_DTYPE_ALIASES = {**DTYPE_ALIASES, "fp8": "float8_e4m3fn", "fp8_e4m3": "float8_e4m3fn"}
 
 
@@ -64,10 +66,65 @@ class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_cpu_loras: int  # kept in memory, those of open requests aside; others are read again
 
 
+class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """vLLM's keys. Drafts of `num_speculative_tokens` at most are verified in a step.
+
+    prompt_lookup_min, prompt_lookup_max: tokens at the end that `ngram` looks for
+    acceptance: "exact", with the tokens of a run without drafts, or "rejection", with their distribution
+    adaptive: the number of drafts follows the acceptance rate of each request, down to none
+    """
+
+    method: str
+    num_speculative_tokens: int
+    model: str | None = None
+    revision: str | None = None
+    quantization: str | None = None
+    prompt_lookup_min: int = 2
+    prompt_lookup_max: int = 4
+    acceptance: str = "exact"
+    adaptive: bool = True
+
+    @classmethod
+    def parse(cls, options: dict[str, Any]) -> SpeculativeConfig:
+        """Raises ConfigError."""
+        options = dict(options)
+        if options.get("method") is None:
+            options["method"] = "draft_model" if options.get("model") not in (None, "ngram", "[ngram]") else "ngram"
+        try:
+            return msgspec.convert(options, cls)
+        except msgspec.ValidationError as error:
+            raise ConfigError(f"speculative_config: {error}; its keys are {', '.join(cls.__struct_fields__)}") from None
+
+    def __post_init__(self) -> None:
+        checks: list[tuple[str, bool, str]] = [
+            ("method", self.method in METHODS, " or ".join(METHODS)),
+            ("num_speculative_tokens", 1 <= self.num_speculative_tokens <= 64, "from 1 to 64"),
+            ("model", self.method == "ngram" or bool(self.model), "what drafts: a folder, a file or a name"),
+            ("prompt_lookup_min", 1 <= self.prompt_lookup_min <= self.prompt_lookup_max, "from 1 to prompt_lookup_max"),
+            ("acceptance", self.acceptance in ("exact", "rejection"), "exact or rejection"),
+        ]
+        for name, is_good, wanted in checks:
+            if not is_good:
+                raise ConfigError(f"speculative_config: {name} must be {wanted}, got {getattr(self, name)!r}")
+
+
 class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     device: str
     threads: int | None  # None: physical cores, within affinity and quota
     enforce_eager: bool  # op by op, in place of a recorded program
+
+
+class StructuredOutputsConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    backend: str = "auto"  # "auto" | "guidance"
+    disable_any_whitespace: bool = False  # between the parts of JSON; also for requests that do not say so
+    disable_additional_properties: bool = False
+
+    def __post_init__(self) -> None:
+        settle_fields(self, ConfigError)
+        if self.backend not in GRAMMAR_BACKENDS:
+            raise ConfigError(
+                f"structured_outputs_config: backend must be one of {', '.join(GRAMMAR_BACKENDS)}, got {self.backend!r}"
+            )
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,19 +132,19 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     cache: CacheConfig
     scheduler: SchedulerConfig
     device: DeviceConfig
+    structured_outputs: StructuredOutputsConfig
     lora: LoRAConfig | None = None
+    speculative: SpeculativeConfig | None = None
+    logits_processors: tuple[Any, ...] = ()  # callables, classes or names
 
 
 # vLLM options that Motet knows and does not serve yet, with the values that ask for nothing and are therefore accepted.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "speculative_config": (None,),
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
     "distributed_executor_backend": (None, "uni"),
     "kv_transfer_config": (None,),
-    "structured_outputs_config": (None,),
-    "logits_processors": (None,),
     "limit_mm_per_prompt": (None, {}),
     "mm_processor_kwargs": (None,),
     "cpu_offload_gb": (0, 0.0),
@@ -132,6 +189,10 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_num_batched_tokens: int = 2048
     scheduling_policy: str = "fcfs"
     async_scheduling: bool = True
+    speculative_config: dict[str, Any] | None = None
+    logits_processors: Any = None  # a list of callables, classes or names
+
+    structured_outputs_config: dict[str, Any] | None = None
 
     enable_lora: bool = False
     max_loras: int = 1
@@ -212,7 +273,18 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             if not is_good:
                 raise ConfigError(f"{name} must be {wanted}, got {getattr(self, name)!r}")
 
+        self._structured_outputs()
+
+    def _structured_outputs(self) -> StructuredOutputsConfig:
+        values = self.structured_outputs_config or {}
+        known = StructuredOutputsConfig.__struct_fields__
+        unknown = sorted(str(name) for name in values if name not in known)
+        if unknown:
+            raise ConfigError(f"structured_outputs_config has no key {unknown[0]!r}; it has: {', '.join(known)}")
+        return StructuredOutputsConfig(**values)
+
     def resolve(self) -> EngineConfig:
+        speculative = self.speculative_config and SpeculativeConfig.parse(self.speculative_config)
         return EngineConfig(
             model=ModelConfig(
                 model=self.model,
@@ -240,10 +312,14 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 max_num_seqs=self.max_num_seqs,
                 max_num_batched_tokens=self.max_num_batched_tokens,
                 policy=self.scheduling_policy,
-                async_scheduling=self.async_scheduling,
+                # A plan names drafts, which the step before it makes.
+                async_scheduling=self.async_scheduling and not speculative,
             ),
             device=DeviceConfig(device="cpu", threads=self.threads, enforce_eager=self.enforce_eager),
             lora=self._lora() if self.enable_lora else None,
+            speculative=speculative or None,
+            logits_processors=tuple(self.logits_processors or ()),
+            structured_outputs=self._structured_outputs(),
         )
 
     def _lora(self) -> LoRAConfig:

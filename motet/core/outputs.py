@@ -39,12 +39,14 @@ class CompletionOutput:
 
 @dataclass
 class RequestMetrics:
-    """Seconds on the `time.monotonic` clock; preemptions of all answers together."""
+    """Seconds on the `time.monotonic` clock; preemptions and drafts of all answers together."""
 
     arrival_time: float
     first_token_time: float | None = None
     finished_time: float | None = None
     num_preemptions: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 @dataclass

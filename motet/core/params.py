@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import enum
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
-from motet.core.errors import InputError, UnsupportedError
+from motet.core.errors import InputError
 from motet.core.fields import settle_fields
+from motet.core.structured import StructuredOutputsParams
 
 MAX_LOGPROBS_ALL = -1
 MAX_ANSWERS = 16384  # per prompt, as in vLLM
@@ -26,7 +28,8 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_un
     """How to choose tokens and when to stop; names, meanings and defaults are vLLM's.
 
     temperature 0 means greedy; `top_k` 0 or -1 means all tokens. `logprobs=n` reports the n most likely tokens
-    beside the chosen one, -1 all. `bad_words` are texts that may not be completed. Raises InputError.
+    beside the chosen one, -1 all. `bad_words` are texts that may not be completed. `structured_outputs` may also be a
+    dict of StructuredOutputsParams' fields. Raises InputError.
     """
 
     n: int = 1
@@ -54,17 +57,14 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_un
     logit_bias: dict[int, float] | None = None
     allowed_token_ids: list[int] | None = None
     bad_words: list[str] | None = None
-    structured_outputs: Any = None
+    structured_outputs: Any = None  # StructuredOutputsParams | None, once constructed
     extra_args: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         settle_fields(self, InputError)
+        self.structured_outputs = _structured(self.structured_outputs)
         self._check_numbers()
         self._check_stops()
-        if self.structured_outputs is not None:
-            raise UnsupportedError("structured_outputs is not supported yet; leave it out")
-        if self.extra_args:
-            raise UnsupportedError(f"extra_args is not supported yet (got keys {sorted(self.extra_args)})")
 
     def _check_numbers(self) -> None:
         ranges: list[tuple[str, bool, str]] = [
@@ -122,6 +122,21 @@ class SamplingParams(msgspec.Struct, omit_defaults=True, kw_only=True, forbid_un
         return msgspec.structs.replace(self, **changes)
 
 
+def _structured(value: Any) -> StructuredOutputsParams | None:
+    """Checked again where it was checked before: the client may have changed it since."""
+    if value is None:
+        return None
+    if isinstance(value, StructuredOutputsParams):
+        return msgspec.structs.replace(value)
+    if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
+        raise InputError(f"structured_outputs must be StructuredOutputsParams or a dict, got {str(value)[:80]!r}")
+    unknown = sorted(set(value) - set(StructuredOutputsParams.__struct_fields__))
+    if unknown:
+        known = ", ".join(StructuredOutputsParams.__struct_fields__)
+        raise InputError(f"structured_outputs has no field {unknown[0]!r}; it has: {known}")
+    return StructuredOutputsParams(**value)
+
+
 GREEDY_BELOW = 1e-5  # a temperature under this is greedy, as in vLLM
 
 
@@ -130,7 +145,8 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     top_k 0 means all tokens. `suppressed_until_min` are the ids (EOS and stop ids) that cannot be drawn before
     `min_tokens` outputs. A bad word is a token sequence whose last token is masked when the others precede it.
-    num_logprobs, num_prompt_logprobs: None means not asked for, vocab_size means all.
+    num_logprobs, num_prompt_logprobs: None means not asked for, vocab_size means all. `grammar` is a backend's own
+    text, known to compile.
     """
 
     temperature: float = 1.0
@@ -148,6 +164,8 @@ class RowSampling(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     bad_words: tuple[tuple[int, ...], ...] = ()
     num_logprobs: int | None = None
     num_prompt_logprobs: int | None = None
+    extra_args: dict[str, Any] = {}  # for logits processors
+    grammar: str | None = None
 
     @property
     def is_greedy(self) -> bool:

@@ -37,6 +37,8 @@ class RowPlan(msgspec.Struct, frozen=True):
     Token ids are not part of the plan: the persistent batch has them, also those that the step before is
     still sampling. `new_blocks[g]` is appended to the row's block table of state group g (0 = null block).
     `emits`: the chunk ends at the last known token, so that a next token is sampled.
+    `drafts`: guesses of what follows the last known token; they are the last of the row's tokens, and the step samples
+    after each of them too.
     """
 
     row: int
@@ -45,6 +47,7 @@ class RowPlan(msgspec.Struct, frozen=True):
     num_tokens: int
     emits: bool
     new_blocks: tuple[tuple[int, ...], ...]
+    drafts: tuple[int, ...] = ()
 
 
 class StepPlan(msgspec.Struct, frozen=True):

@@ -28,6 +28,7 @@ class Request:
     num_cached        prompt tokens taken from the prefix cache at the first admission (None before it)
     num_registered    leading blocks whose content has been offered to the prefix cache
     num_prompt_logprobs  prompt log-probabilities already delivered; a resumed prompt brings the same ones again
+    num_drafted, num_accepted  drafts that steps have verified, and how many of them were right
     sequence          order of arrival at the scheduler; breaks ties of `arrival`
     """
 
@@ -51,6 +52,9 @@ class Request:
     num_prompt_logprobs: int = 0
     sequence: int = 0
     num_preemptions: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    drafts: tuple[int, ...] = ()  # for its next step
     row: int | None = None
     status: RequestStatus = RequestStatus.WAITING
     finish_reason: FinishReason | None = None

@@ -28,7 +28,8 @@ class TokenLogprobs(msgspec.Struct, frozen=True):
 class RowResult(msgspec.Struct, frozen=True):
     """The outcome of one RowPlan.
 
-    token_ids: sampled tokens (none when the row did not emit); logprobs: one entry per sampled token, if asked for.
+    token_ids: the accepted drafts and one token more (none when the row did not emit); logprobs: one entry for each of
+    them, if asked for. drafts: guesses of the tokens after them, for the next step.
     prompt_logprobs: entry i describes prompt token `RowPlan.start + i + 1`.
     error: why this request cannot go on; the other rows are not affected.
     """
@@ -36,6 +37,7 @@ class RowResult(msgspec.Struct, frozen=True):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    drafts: tuple[int, ...] = ()
     error: str | None = None
 
 
@@ -56,6 +58,8 @@ class Delta(msgspec.Struct, frozen=True):
     prompt_logprobs_start: int = 0  # index of the prompt token that the first entry describes
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    num_drafted: int = 0  # drafts that were verified so far, and how many of them were accepted
+    num_accepted: int = 0
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None

@@ -82,6 +82,8 @@ class AsyncLLM:
         """
         self._check_alive()
         params = own_params(sampling_params)
+        if params.structured_outputs is not None:  # may compile for a second; `parse` finds the verdict again
+            await asyncio.to_thread(self.engine.inputs.check_params, params)
         parsed = self.engine.parse(prompt, params)
         adapter = await asyncio.to_thread(self.engine.adapter, lora_request) if lora_request else None
         stream = OutputStream()

@@ -15,6 +15,7 @@ from motet.core.errors import InputError, LoadError
 from motet.core.lora import LoadedAdapter, LoRARequest
 from motet.core.params import SamplingParams
 from motet.engine.core import EngineCore
+from motet.engine.grammars import choose_grammars
 from motet.engine.inputs import InputProcessor, ModelFacts, ParsedPrompt, Prompt
 from motet.engine.outputs import KeyedOutput, OutputProcessor
 from motet.lora.store import NO_ADAPTER_STORE, AdapterStore, FileAdapterStore
@@ -36,8 +37,16 @@ class Engine:
         max_model_len = resolve_max_model_len(config.model, checkpoint)
         tokenizer = None if config.model.skip_tokenizer_init else load_tokenizer(checkpoint, config.model)
         plan = plan_runner(config, checkpoint, max_model_len)
-        max_adapters = config.lora.max_loras if config.lora else 0
-        scheduler = Scheduler(config.scheduler, config.cache, plan.groups, plan.capacity, max_model_len, max_adapters)
+        scheduler = Scheduler(
+            config.scheduler,
+            config.cache,
+            plan.groups,
+            plan.capacity,
+            max_model_len,
+            max_drafts=config.speculative.num_speculative_tokens if config.speculative else 0,
+            lookahead=plan.lookahead,
+            max_adapters=config.lora.max_loras if config.lora else 0,
+        )
         self.config = config
         self.checkpoint = checkpoint
         self.capacity = plan.capacity
@@ -50,12 +59,16 @@ class Engine:
             max_logprobs=config.model.max_logprobs,
             eos_token_ids=eos_token_ids(checkpoint, tokenizer),
             tokenizer=tokenizer,
+            logits_processors=plan.processors,
         )
         self.default_params = default_params
-        self.inputs = InputProcessor(self.facts, config.model.seed)
+        self.grammars = choose_grammars(
+            config.structured_outputs, tokenizer, self.facts.vocab_size, self.facts.eos_token_ids
+        )
+        self.inputs = InputProcessor(self.facts, config.model.seed, self.grammars)
         self.outputs = OutputProcessor(tokenizer)
         self.adapters = adapter_store(config, plan.loaded)
-        runner = build_runner(config, plan, self.adapters)
+        runner = build_runner(config, plan, self.grammars, self.adapters)
         self.core = EngineCore(scheduler, runner, config.scheduler.async_scheduling)
         self._plan: RunnerPlan | None = plan  # None while weights are dropped
         self._keys = itertools.count()
@@ -164,7 +177,7 @@ class Engine:
         if self._plan is None:
             loaded = plan_runner(self.config, self.checkpoint, self.facts.max_model_len)
             self._plan = replace(loaded, capacity=self.capacity)
-        self.core.runner = build_runner(self.config, self._plan, self.adapters)
+        self.core.runner = build_runner(self.config, self._plan, self.grammars, self.adapters)
         self.is_sleeping = False
 
     def check(self) -> None:
@@ -173,6 +186,7 @@ class Engine:
 
     def close(self) -> None:
         self.core.close()
+        self.grammars.close()
 
 
 def adapter_store(config: EngineConfig, loaded: LoadedModel) -> AdapterStore:

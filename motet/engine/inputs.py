@@ -13,6 +13,8 @@ from motet.core.errors import InputError, UnsupportedError
 from motet.core.lora import LoadedAdapter
 from motet.core.params import MAX_LOGPROBS_ALL, RequestOutputKind, RowSampling, SamplingParams
 from motet.core.request import Request
+from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
+from motet.sampling.processors import LogitsProcessor, wants
 from motet.text.tokenizer import Tokenizer
 
 
@@ -40,6 +42,7 @@ class ModelFacts:
     max_logprobs: int
     eos_token_ids: frozenset[int]
     tokenizer: Tokenizer | None
+    logits_processors: tuple[LogitsProcessor, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,8 +55,9 @@ class ParsedPrompt:
 class InputProcessor:
     """Builds `n` requests per prompt. Raises InputError for what this engine can never serve."""
 
-    def __init__(self, facts: ModelFacts, seed: int) -> None:
+    def __init__(self, facts: ModelFacts, seed: int, grammars: Grammars = NO_GRAMMARS) -> None:
         self.facts = facts
+        self._grammars = grammars
         self._seeds = random.Random(seed)
 
     def parse(self, prompt: Prompt, params: SamplingParams) -> ParsedPrompt:
@@ -162,6 +166,7 @@ class InputProcessor:
         suppressed = eos | frozenset(params.stop_token_ids or ()) if params.min_tokens else frozenset[int]()
         allowed = None if params.allowed_token_ids is None else tuple(sorted(set(params.allowed_token_ids)))
         _check_leaves_choice(allowed, bad_words, suppressed)
+        structured = params.structured_outputs
         return RowSampling(
             temperature=params.temperature,
             top_p=params.top_p,
@@ -177,7 +182,20 @@ class InputProcessor:
             bad_words=bad_words,
             num_logprobs=self._num_logprobs("logprobs", params.logprobs),
             num_prompt_logprobs=self._num_logprobs("prompt_logprobs", params.prompt_logprobs),
+            extra_args=self._extra_args(params),
+            grammar=None if structured is None else self._grammars.check(structured),
         )
+
+    def _extra_args(self, params: SamplingParams) -> dict[str, Any]:
+        extra_args = params.extra_args or {}
+        if extra_args and not self.facts.logits_processors:
+            raise InputError(f"extra_args {sorted(extra_args)} are for logits processors, and the engine has none")
+        for processor in self.facts.logits_processors:
+            try:
+                wants(processor, extra_args)
+            except Exception as error:
+                raise InputError(f"a logits processor refuses extra_args {extra_args!r}: {error}") from error
+        return extra_args
 
     def _bad_words(self, params: SamplingParams) -> tuple[tuple[int, ...], ...]:
         if not params.bad_words:

@@ -29,6 +29,8 @@ class Answer:
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     num_preemptions: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
     sent_pieces: int = 0
     sent_tokens: int = 0
 
@@ -133,7 +135,10 @@ class OutputProcessor:
         if request.num_cached_tokens is None:
             request.num_cached_tokens = delta.num_cached_tokens
         answer.num_preemptions = delta.num_preemptions
+        answer.num_drafted, answer.num_accepted = delta.num_drafted, delta.num_accepted
         request.metrics.num_preemptions = sum(answer.num_preemptions for answer in request.answers)
+        request.metrics.num_draft_tokens = sum(answer.num_drafted for answer in request.answers)
+        request.metrics.num_accepted_tokens = sum(answer.num_accepted for answer in request.answers)
         if request.prompt_logprobs is not None:
             for offset, entry in enumerate(delta.prompt_logprobs):
                 request.prompt_logprobs[delta.prompt_logprobs_start + offset] = self._logprob_dict(entry)

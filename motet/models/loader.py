@@ -10,6 +10,7 @@ import torch
 from motet.attention.protocol import AttentionBackend
 from motet.core.config import DTYPES, LoRAConfig, ModelConfig
 from motet.core.errors import ConfigError
+from motet.core.registry import LazyRegistry
 from motet.core.state import StateSpec
 from motet.models.checkpoint import Checkpoint
 from motet.models.registry import ARCHITECTURES, Model
@@ -123,6 +124,7 @@ def load_model(
     kv_dtype: str,
     max_model_len: int,
     scheme: str | None = None,
+    architectures: LazyRegistry[Any] = ARCHITECTURES,
     lora: LoRAConfig | None = None,
 ) -> LoadedModel:
     """Read every tensor and build the model. Raises LoadError when config and tensors do not fit each other exactly.
@@ -130,7 +132,7 @@ def load_model(
     scheme: "int8" or "int4" quantises the weights of linear layers, None leaves them as they are stored
     lora: the room for adapters, None: none
     """
-    factory = ARCHITECTURES.get(checkpoint.architecture)
+    factory = architectures.get(checkpoint.architecture)
     weights = Weights(checkpoint.source)
     ctx = BuildContext(weights, ops, attention, getattr(torch, dtype), kv_dtype, max_model_len, scheme, lora)
     model = factory(ctx, checkpoint.config)

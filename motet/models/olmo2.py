@@ -15,7 +15,7 @@ from motet.nn.mlp import GatedMLP
 from motet.nn.norm import RMSNorm
 from motet.nn.rope import rope_parameters, rope_table
 from motet.tensors.forward import ForwardBatch
-from motet.tensors.states import StateStore
+from motet.tensors.states import States
 
 
 class Olmo2Config(DecoderConfig, frozen=True, kw_only=True):
@@ -35,7 +35,7 @@ class Olmo2Layer:
         self.mlp = GatedMLP(ctx, f"{name}.mlp", width, inner, config.hidden_act)
         self.mlp_norm = RMSNorm(ctx, f"{name}.post_feedforward_layernorm", width, eps)
 
-    def __call__(self, hidden: Tensor, batch: ForwardBatch, states: StateStore) -> Tensor:
+    def __call__(self, hidden: Tensor, batch: ForwardBatch, states: States) -> Tensor:
         hidden = self.ops.add(hidden, self.attention_norm(self.attention(hidden, batch, states)))
         return self.ops.add(hidden, self.mlp_norm(self.mlp(hidden, adapters=batch.adapters)))
 

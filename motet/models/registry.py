@@ -13,7 +13,7 @@ from motet.core.errors import LoadError
 from motet.core.registry import LazyRegistry
 from motet.nn.context import BuildContext
 from motet.tensors.forward import ForwardBatch
-from motet.tensors.states import StateStore
+from motet.tensors.states import States
 
 
 class Model(Protocol):
@@ -21,11 +21,14 @@ class Model(Protocol):
 
     ignored_tensors: tuple[str, ...]  # patterns of tensors that a checkpoint may have and that mean nothing here
 
-    def forward(self, batch: ForwardBatch, states: StateStore) -> Tensor:
+    def forward(self, batch: ForwardBatch, states: States) -> Tensor:
         """Hidden states [T, H] of the step's tokens, before the final norm."""
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """float32 [L, V] of hidden [T, H] at rows int64 [L]."""
+
+    def last_hidden(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """What the head reads: hidden [T, H] at rows int64 [L] behind the final norm."""
 
 
 class ModelFactory(Protocol):
@@ -49,6 +52,9 @@ ARCHITECTURES: LazyRegistry[ModelFactory] = LazyRegistry(
         "Phi3ForCausalLM": "motet.models.phi3:Phi3ForCausalLM",
     },
 )
+
+# What only drafts, from the hidden states of another model.
+DRAFT_HEADS: LazyRegistry[Any] = LazyRegistry("draft head", {"MedusaModel": "motet.models.medusa:Medusa"})
 
 # Alias -> (package, distributions to install, file in the package; None: the package joins it from parts).
 PACKAGED: dict[str, tuple[str, str, str | None]] = {

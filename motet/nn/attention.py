@@ -12,7 +12,7 @@ from motet.nn.context import BuildContext
 from motet.nn.linear import Linear
 from motet.nn.norm import RMSNorm
 from motet.tensors.forward import ForwardBatch
-from motet.tensors.states import StateStore
+from motet.tensors.states import States
 
 RopeTable = tuple[Tensor, Tensor]
 
@@ -73,7 +73,7 @@ class Attention:
         self.scale = shape.scale if shape.scale is not None else shape.head_size**-0.5
         ctx.states[name] = Paged(shape.num_kv_heads, shape.head_size, ctx.kv_dtype, window)
 
-    def __call__(self, x: Tensor, batch: ForwardBatch, states: StateStore, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, batch: ForwardBatch, states: States, residual: Tensor | None = None) -> Tensor:
         """x [T, width] -> [T, width], plus `residual`."""
         shape, state = self.shape, states.paged(self.name)
         q, k, v = self.ops.qkv_heads(

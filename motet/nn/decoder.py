@@ -13,11 +13,11 @@ from motet.nn.linear import Embedding, LMHead
 from motet.nn.mlp import GatedMLP
 from motet.nn.norm import LayerNorm, RMSNorm
 from motet.tensors.forward import AdapterRows, ForwardBatch
-from motet.tensors.states import StateStore
+from motet.tensors.states import States
 
 
 class Layer(Protocol):
-    def __call__(self, hidden: Tensor, batch: ForwardBatch, states: StateStore) -> Tensor: ...
+    def __call__(self, hidden: Tensor, batch: ForwardBatch, states: States) -> Tensor: ...
 
 
 class FeedForward(Protocol):
@@ -37,7 +37,7 @@ class PreNormLayer:
         self.attention_norm, self.attention = attention_norm, attention
         self.feed_forward_norm, self.feed_forward = feed_forward_norm, feed_forward
 
-    def __call__(self, hidden: Tensor, batch: ForwardBatch, states: StateStore) -> Tensor:
+    def __call__(self, hidden: Tensor, batch: ForwardBatch, states: States) -> Tensor:
         hidden = self.attention(self.attention_norm(hidden), batch, states, residual=hidden)
         return self.feed_forward(self.feed_forward_norm(hidden), hidden, batch.adapters)
 
@@ -61,7 +61,7 @@ class SandwichLayer:
         self.feed_forward_norm, self.feed_forward = feed_forward_norm, feed_forward
         self.after_feed_forward_norm = after_feed_forward_norm
 
-    def __call__(self, hidden: Tensor, batch: ForwardBatch, states: StateStore) -> Tensor:
+    def __call__(self, hidden: Tensor, batch: ForwardBatch, states: States) -> Tensor:
         mixed = self.attention(self.attention_norm(hidden), batch, states)
         hidden = self.ops.add(hidden, self.after_attention_norm(mixed))
         mixed = self.feed_forward(self.feed_forward_norm(hidden), adapters=batch.adapters)
@@ -85,7 +85,7 @@ class Decoder:
     def embed_batch(self, batch: ForwardBatch) -> Tensor:
         return self.embed(batch.token_ids)
 
-    def forward(self, batch: ForwardBatch, states: StateStore) -> Tensor:
+    def forward(self, batch: ForwardBatch, states: States) -> Tensor:
         """The hidden states [T, H] of the step's tokens, before the final norm."""
         hidden = self.embed_batch(batch)
         for layer in self.layers:
@@ -94,4 +94,8 @@ class Decoder:
 
     def logits(self, hidden: Tensor, rows: Tensor) -> Tensor:
         """hidden [T, H] at rows int64 [L] -> float32 [L, V]."""
-        return self.head(self.norm(self.ops.select_rows(hidden, rows)))
+        return self.head(self.last_hidden(hidden, rows))
+
+    def last_hidden(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """hidden [T, H] at rows int64 [L], behind the final norm."""
+        return self.norm(self.ops.select_rows(hidden, rows))

@@ -8,7 +8,7 @@ import torch
 
 from motet.models.registry import Model
 from motet.tensors.forward import ForwardBatch, ForwardOutput
-from motet.tensors.states import StateStore
+from motet.tensors.states import States
 
 
 class Executor(Protocol):
@@ -18,7 +18,7 @@ class Executor(Protocol):
 class EagerExecutor:
     """Calls the model op by op."""
 
-    def __init__(self, model: Model, states: StateStore) -> None:
+    def __init__(self, model: Model, states: States) -> None:
         self.model = model
         self.states = states
 

@@ -54,10 +54,13 @@ def inner_width(config: dict[str, Any], hidden_size: int) -> int:
     return max(dense, int(config.get("num_experts_per_tok") or 0) * (expert + -(-hidden_size // 3)))
 
 
-def activation_bytes(scheduler: SchedulerConfig, hidden_size: int, inner_size: int, vocab_size: int) -> int:
+def activation_bytes(
+    scheduler: SchedulerConfig, hidden_size: int, inner_size: int, vocab_size: int, num_drafts: int = 0
+) -> int:
     """An upper estimate of what one step needs beside weights and KV: a few copies of the widest activation of all its
     tokens, and the float32 logits of all its rows four times (sorting and noise)."""
-    tokens, rows = scheduler.max_num_batched_tokens, min(scheduler.max_num_seqs, scheduler.max_num_batched_tokens)
+    tokens = scheduler.max_num_batched_tokens
+    rows = min(scheduler.max_num_seqs * (1 + num_drafts), tokens)
     return tokens * (4 * hidden_size + 3 * inner_size) * 4 + rows * vocab_size * 4 * 4
 
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from motet.attention.cpu import CpuPagedAttention
-from motet.core.state import StateGroup
+from motet.core.state import Capacity, StateGroup
 from motet.models.registry import Model
 from motet.ops.cpu.program import Program, Recording, recording
 from motet.ops.cpu.target import CollectingSink
 from motet.runner.executor import EagerExecutor
 from motet.tensors.forward import AdapterRows, ForwardBatch, ForwardOutput
-from motet.tensors.states import StateStore
+from motet.tensors.states import States
 
 
 class RecordedExecutor:
@@ -23,20 +23,20 @@ class RecordedExecutor:
     def __init__(
         self,
         model: Model,
-        states: StateStore,
+        states: States,
         attention: CpuPagedAttention,
+        capacity: Capacity,
         groups: Sequence[StateGroup],
-        block_size: int,
     ) -> None:
         """Raises RecordingError for a model that calls anything but ops."""
         self.attention = attention
         self.states = states
-        self.num_slots = [states.paged(group.layers[0]).k.shape[0] for group in groups]
+        self.num_slots = [num_blocks * capacity.block_size for num_blocks in capacity.num_blocks]
         self._eager = EagerExecutor(model, states)
         names = ["number of tokens", "number of sampled tokens", "number of requests", "number of adapted tokens"]
         names += [f"width of block table {index}" for index in range(len(groups))]
         with torch.inference_mode(), recording(attention.target, names) as tape:
-            out = self._eager.run(self._symbolic_batch(tape, groups, block_size))
+            out = self._eager.run(self._symbolic_batch(tape, groups, capacity.block_size))
         self.program: Program = tape.finish([out.hidden, out.logits])
 
     def _symbolic_batch(self, tape: Recording, groups: Sequence[StateGroup], block_size: int) -> ForwardBatch:

@@ -11,7 +11,7 @@ contains one never occurs. Bad words, presence and frequency look at the output 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -22,10 +22,14 @@ import torch
 from torch import Tensor
 
 from motet.core.params import RowSampling
+from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
+from motet.sampling.grammar.rows import NextTokens, RowGrammar
 from motet.sampling.noise import as_int64, stream_keys
+from motet.sampling.processors import LogitsProcessor, Processors
 from motet.sampling.steps import (
     AddBias,
     AllowOnly,
+    FollowGrammar,
     Forbid,
     LogitsStep,
     MinP,
@@ -74,7 +78,8 @@ class SamplingView:
     plain: int64 [.], greedy entries that nothing edits. worked: int64 [W], the others, drawn ones first. Steps address
     rows of `logits[worked]`: `edits` all of them, `filters` the first `num_drawn`, which also have `keys` (int64) and
     their records `drawn` (ROW).
-    num_logprobs: entry -> how many of the likeliest tokens it reports, for those that asked.
+    num_logprobs: entry -> how many of the likeliest tokens it reports, for those that asked. refused: entry -> why its
+    grammar leaves no token.
     """
 
     num_entries: int
@@ -86,6 +91,7 @@ class SamplingView:
     drawn: npt.NDArray[Any]
     edits: tuple[LogitsStep, ...]
     num_logprobs: dict[int, int]
+    refused: dict[int, str] = field(default_factory=dict)
 
     @property
     def filters(self) -> tuple[LogitsStep, ...]:
@@ -132,6 +138,7 @@ class SparseColumns:
     num_prompt_logprobs: dict[int, int] = field(default_factory=dict)
     bias_ids: dict[int, IntArray] = field(default_factory=dict)
     bias: dict[int, npt.NDArray[np.float32]] = field(default_factory=dict)
+    grammar: dict[int, RowGrammar] = field(default_factory=dict)
 
     def clear(self, row: int) -> None:
         for column in vars(self).values():
@@ -140,13 +147,17 @@ class SparseColumns:
 
 @dataclass(frozen=True)
 class Work:
-    """The worked entries of one step. rows, positions: int64 [W]; columns: ROW [W]."""
+    """The worked entries of one step. rows, positions: int64 [W]; columns: ROW [W].
+
+    next_tokens: index in the work -> what its grammar allows, for those that have one.
+    """
 
     rows: IntArray
     positions: IntArray
     columns: npt.NDArray[Any]
     history: TokenHistory
     vocab_size: int
+    next_tokens: dict[int, NextTokens] = field(default_factory=dict)
 
     def having(self, column: dict[int, Any]) -> list[tuple[int, int]]:
         """(index in the work, row) of the entries that have a value in a sparse column."""
@@ -154,6 +165,10 @@ class Work:
 
     def num_outputs(self, n: int) -> int:
         return int(self.positions[n] - self.history.prompt_len[self.rows[n]])
+
+    def prompt(self, n: int) -> npt.NDArray[np.int32]:
+        row = self.rows[n]
+        return self.history.token_ids[row, : self.history.prompt_len[row]]
 
     def output(self, n: int) -> npt.NDArray[np.int32]:
         row = self.rows[n]
@@ -173,8 +188,16 @@ class Work:
 class SamplingColumns:
     """One record per row of the persistent batch; `sparse` holds what few rows have."""
 
-    def __init__(self, max_rows: int, vocab_size: int) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        vocab_size: int,
+        processors: Sequence[LogitsProcessor] = (),
+        grammars: Grammars = NO_GRAMMARS,
+    ) -> None:
         self.vocab_size = vocab_size
+        self._processors = Processors(tuple(processors))
+        self._grammars = grammars
         self._records = np.zeros(max_rows, dtype=ROW)
         self._not_plain: set[int] = set()  # rows that want more than their likeliest token
         self._sparse = SparseColumns()
@@ -195,11 +218,14 @@ class SamplingColumns:
             self._sparse.bias[row] = _float32([*known.values()])
         if sampling.num_prompt_logprobs is not None:
             self._sparse.num_prompt_logprobs[row] = self._num_asked(sampling.num_prompt_logprobs)
-        if not sampling.is_greedy or _is_edited(sampling) or sampling.num_logprobs is not None:
+        if sampling.grammar is not None:
+            self._sparse.grammar[row] = self._grammars.open(sampling.grammar)
+        is_edited = self._processors.admit(row, sampling.extra_args) or _is_edited(sampling)
+        if not sampling.is_greedy or is_edited or sampling.num_logprobs is not None:
             self._not_plain.add(row)
         self._records[row] = (
             sampling.is_greedy,
-            _is_edited(sampling),
+            is_edited,
             _float32(sampling.temperature),
             math.log(sampling.min_p) if sampling.min_p > 0 else -math.inf,
             min(sampling.top_k, self.vocab_size) if sampling.top_k > 0 else self.vocab_size,
@@ -216,6 +242,7 @@ class SamplingColumns:
         self._records[row] = np.zeros((), dtype=ROW)
         self._sparse.clear(row)
         self._not_plain.discard(row)
+        self._processors.clear(row)
 
     def _num_asked(self, num_logprobs: int | None) -> int:
         return NOT_ASKED if num_logprobs is None else min(num_logprobs, self.vocab_size)
@@ -223,6 +250,40 @@ class SamplingColumns:
     def num_prompt_logprobs(self, row: int) -> int | None:
         """How many prompt logprobs the row asked for; None: none at all."""
         return self._sparse.num_prompt_logprobs.get(row)
+
+    def expect(
+        self,
+        rows: npt.NDArray[Any],
+        firsts: npt.NDArray[Any],
+        lasts: npt.NDArray[Any],
+        emits: npt.NDArray[Any],
+        history: TokenHistory,
+    ) -> None:
+        """Start to find out what the grammars of `rows` allow, so that the next `view` need not wait for it.
+
+        int [R] each: that view is of the positions firsts[i], ..., lasts[i] of rows[i], if emits[i]. The tokens in
+        `history` before the first one are settled, those between first and last are drafts.
+        """
+        if not self._sparse.grammar:
+            return
+        for row, first, last, is_asked in zip(rows.tolist(), firsts.tolist(), lasts.tolist(), emits.tolist()):
+            if is_asked and row in self._sparse.grammar:
+                self._expect(row, first, last, history)
+
+    def _expect(self, row: int, first: int, last: int, history: TokenHistory) -> None:
+        prompt_len = int(history.prompt_len[row])
+        output = history.token_ids[row, prompt_len:last]
+        self._sparse.grammar[row].expect(output, first - prompt_len, last - prompt_len)
+
+    def _next_tokens(self, work: Work) -> dict[int, NextTokens]:
+        """Index in the work -> what its grammar allows. Waits until it is known."""
+        having = work.having(self._sparse.grammar)
+        positions: dict[int, list[int]] = {}
+        for n, row in having:
+            positions.setdefault(row, []).append(int(work.positions[n]))
+        for row, of_row in positions.items():
+            self._expect(row, min(of_row), max(of_row), work.history)
+        return {n: self._sparse.grammar[row].at(work.num_outputs(n)) for n, row in having}
 
     def view(self, rows: npt.NDArray[Any], positions: npt.NDArray[Any], history: TokenHistory) -> SamplingView:
         """Gather what one step needs.
@@ -240,6 +301,7 @@ class SamplingColumns:
         worked = np.concatenate([drawn, edited])
         asked = (columns["num_logprobs"] != NOT_ASKED).nonzero()[0]
         work = Work(rows[worked], positions[worked].astype(np.int64), columns[worked], history, self.vocab_size)
+        work.next_tokens.update(self._next_tokens(work))
         return SamplingView(
             num_entries=len(rows),
             vocab_size=self.vocab_size,
@@ -252,18 +314,17 @@ class SamplingColumns:
             drawn=columns[drawn],
             edits=self._edits(work) if columns["is_edited"].any() else (),
             num_logprobs=dict(zip(asked.tolist(), columns["num_logprobs"][asked].tolist())),
+            refused={int(worked[n]): tokens.error for n, tokens in work.next_tokens.items() if tokens.error},
         )
 
     def _edits(self, work: Work) -> tuple[LogitsStep, ...]:
-        builders: list[Callable[[Work], LogitsStep | None]] = [
-            self._allow_only,
-            self._forbid_bad_words,
-            self._forbid_early_stop,
-            self._add_bias,
-            _penalise_repetition,
-            _penalise_output,
-        ]
-        steps = (build(work) for build in builders)
+        first = (self._allow_only, _follow_grammar, self._forbid_bad_words, self._forbid_early_stop, self._add_bias)
+        steps: list[LogitsStep | None] = [build(work) for build in first]
+        if self._processors.states:
+            entries = range(len(work.rows))
+            prompts, outputs = [work.prompt(n) for n in entries], [work.output(n) for n in entries]
+            steps += self._processors.steps(work.rows.tolist(), prompts, outputs)
+        steps += [build(work) for build in (_penalise_repetition, _penalise_output)]
         return tuple(step for step in steps if step is not None)
 
     def _allow_only(self, work: Work) -> LogitsStep | None:
@@ -277,7 +338,12 @@ class SamplingColumns:
 
     def _forbid_early_stop(self, work: Work) -> LogitsStep | None:
         having = work.having(self._sparse.suppressed)
-        early = [(n, row) for n, row in having if work.num_outputs(n) < work.columns["min_tokens"][n]]
+        early = [
+            (n, row)
+            for n, row in having
+            if work.num_outputs(n) < work.columns["min_tokens"][n]
+            and not (n in work.next_tokens and work.next_tokens[n].is_complete)  # EOS is all there can be
+        ]
         return _forbid([(n, self._sparse.suppressed[row]) for n, row in early])
 
     def _add_bias(self, work: Work) -> LogitsStep | None:
@@ -294,6 +360,7 @@ def _is_edited(sampling: RowSampling) -> bool:
         or sampling.bad_words
         or (sampling.min_tokens > 0 and sampling.suppressed_until_min)
         or sampling.logit_bias
+        or sampling.grammar is not None
         or sampling.repetition_penalty != 1.0
         or sampling.presence_penalty
         or sampling.frequency_penalty
@@ -321,6 +388,13 @@ def _pairs(entries: Sequence[tuple[int, IntArray]]) -> tuple[Tensor, Tensor]:
 
 def _forbid(entries: Sequence[tuple[int, IntArray]]) -> Forbid | None:
     return Forbid(*_pairs(entries)) if entries else None
+
+
+def _follow_grammar(work: Work) -> LogitsStep | None:
+    if not work.next_tokens:
+        return None
+    masks = np.stack([tokens.mask for tokens in work.next_tokens.values()])
+    return FollowGrammar(torch.tensor(list(work.next_tokens)), torch.from_numpy(masks))
 
 
 def _penalise_repetition(work: Work) -> LogitsStep | None:

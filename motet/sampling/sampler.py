@@ -17,9 +17,10 @@ OK, NOT_FINITE, ALL_MASKED, OVERFLOW = range(4)
 ERRORS = (
     None,
     "the model gave logits that are not finite (NaN or infinity); the model or its weights are at fault",
-    "no token is left to choose from: allowed_token_ids, bad_words, logit_bias and min_tokens together forbid every "
-    "token; loosen one of them",
-    "the logits overflow float32 with this logit_bias, penalty or temperature; use milder values",
+    "no token is left to choose from: allowed_token_ids, structured_outputs, bad_words, logit_bias and min_tokens "
+    "together forbid every token; loosen one of them",
+    "the logits overflow float32 with this logit_bias, penalty or temperature, or a logits processor failed (the log "
+    "says how); use milder values",
 )
 
 
@@ -66,6 +67,8 @@ class Sampler:
         token_ids[view.worked], status[view.worked] = self.choose_worked(logits, view)
         token_ids[status != OK] = -1
         errors = [ERRORS[code] for code in status.tolist()]
+        for entry, reason in view.refused.items():
+            errors[entry] = reason
         return SampledRows(token_ids.tolist(), self._describe(logits, view, token_ids), errors)
 
     def _describe(self, logits: Tensor, view: SamplingView, token_ids: Tensor) -> list[TokenLogprobs | None]:

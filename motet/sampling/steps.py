@@ -3,8 +3,8 @@
 A step edits `logits` in place: float32 [W, V], one row per token to be chosen. `rows` are rows of `logits`; a step
 that edits single entries names them by (`rows[n]`, `ids[n]`). No entry of a result depends on another row.
 
-Order (as in vLLM): AllowOnly, Forbid (bad words), Forbid (min_tokens), AddBias, PenaliseRepetition, PenaliseOutput; the
-token of a greedy row is chosen here; then Temperature, MinP, TopK, TopP.
+Order (as in vLLM): AllowOnly, FollowGrammar, Forbid (bad words), Forbid (min_tokens), AddBias, PenaliseRepetition,
+PenaliseOutput; the token of a greedy row is chosen here; then Temperature, MinP, TopK, TopP.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -77,6 +78,20 @@ class AllowOnly:
         allowed = logits[self.rows, self.ids]
         logits[self.allowed_rows] = -torch.inf
         logits[self.rows, self.ids] = allowed
+
+
+@dataclass(frozen=True)
+class FollowGrammar:
+    """rows: int64 [R]; masks: int32 [R, ceil(V / 32)], a cleared bit forbids its token, the lowest bit first."""
+
+    rows: Tensor
+    masks: Tensor
+
+    def apply(self, logits: Tensor) -> None:
+        vocab_size = logits.shape[1]
+        for block in row_blocks(len(self.rows), vocab_size):
+            bits = np.unpackbits(self.masks[block].numpy().view(np.uint8), axis=1, count=vocab_size, bitorder="little")
+            logits[self.rows[block]] = logits[self.rows[block]].masked_fill(torch.from_numpy(bits) == 0, -torch.inf)
 
 
 @dataclass(frozen=True)

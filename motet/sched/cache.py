@@ -89,11 +89,18 @@ class StateCache:
     """Owns the pools; writes `blocks`, `block_hashes` and `num_registered` of requests."""
 
     def __init__(
-        self, groups: tuple[StateGroup, ...], capacity: Capacity, enable_prefix_caching: bool, max_chunk: int
+        self,
+        groups: tuple[StateGroup, ...],
+        capacity: Capacity,
+        enable_prefix_caching: bool,
+        max_chunk: int,
+        max_ahead: int = 0,
     ) -> None:
+        """max_chunk: tokens computed per step; max_ahead: positions behind those that a request may have blocks for"""
         self.block_size = capacity.block_size
         self._specs = groups
-        self._max_chunk = max_chunk
+        self._max_chunk = max_chunk + max_ahead
+        self._max_ahead = max_ahead
         self._no_new_blocks: NewBlocks = ((),) * len(groups)
         self._groups = tuple(
             self._group_cache(spec.window, BlockPool(num_blocks))
@@ -162,7 +169,7 @@ class StateCache:
         for spec, group, table in zip(self._specs, self._groups, hit.tables, strict=True):
             idle = sum(group.pool.is_free(block) for block in table)
             reused = sum(block != NULL_BLOCK for block in table)
-            if self._most_blocks(spec, request.num_tokens) - reused + idle > group.pool.num_free:
+            if self._most_blocks(spec, max(request.num_tokens, end)) - reused + idle > group.pool.num_free:
                 return None
         for group, table in zip(self._groups, hit.tables, strict=True):
             for block in table:
@@ -178,7 +185,7 @@ class StateCache:
         for group, table in zip(self._groups, request.blocks, strict=True):
             self._release_unseen(group, table, request.num_computed)
         num_new = self._num_new(request, end)
-        if num_new == 0:  # most steps of most requests
+        if num_new <= 0:  # most steps of most requests
             return self._no_new_blocks
         if any(group.pool.num_free < num_new for group in self._groups):
             return None
@@ -243,13 +250,14 @@ class StateCache:
                 table = request.blocks[index]
                 self._check_table(request, group, table)
                 num_held = sum(block != NULL_BLOCK for block in table)
-                most = self._most_blocks(spec, request.num_tokens_expected)
+                most = self._most_blocks(spec, request.num_tokens_expected + self._max_ahead)
                 assert num_held <= most, f"request {request.request_id!r} holds {num_held} blocks, more than {most}"
 
     def _check_table(self, request: Request, group: GroupCache, table: Sequence[int]) -> None:
         name = f"request {request.request_id!r}"
-        num_blocks = ceil_div(request.num_computed, self.block_size)
-        assert len(table) == num_blocks, f"{name}: {len(table)} blocks for {request.num_computed} computed tokens"
+        least = ceil_div(request.num_computed, self.block_size)
+        most = ceil_div(request.num_computed + self._max_ahead, self.block_size)
+        assert least <= len(table) <= most, f"{name}: {len(table)} blocks for {request.num_computed} computed tokens"
         first = group.first_seen_block(request.num_computed)
         assert NULL_BLOCK not in table[first:], f"{name}: a visible block is missing in {table}, first visible {first}"
         for block, digest in zip(table, request.block_hashes, strict=False):

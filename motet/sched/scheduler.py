@@ -41,6 +41,8 @@ class SchedulerStats(msgspec.Struct, frozen=True):
     num_preemptions: int
     num_prefix_hit_tokens: int
     num_prefix_query_tokens: int
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 class Scheduler:
@@ -51,14 +53,26 @@ class Scheduler:
         groups: tuple[StateGroup, ...],
         capacity: Capacity,
         max_model_len: int,
+        max_drafts: int = 0,
+        lookahead: int = 0,
         max_adapters: int = 0,
     ) -> None:
-        """Raises CapacityError when not even one request of `max_model_len` tokens fits."""
+        """max_drafts: of a request and step; lookahead: positions behind a step's tokens that the drafter writes to.
+
+        Raises CapacityError when not even one request of `max_model_len` tokens fits.
+        """
         self._max_tokens_per_step = config.max_num_batched_tokens
         self._max_model_len = max_model_len
         self._num_rows = config.max_num_seqs
         self._caches_prefixes = cache.enable_prefix_caching
-        self._cache = StateCache(groups, capacity, cache.enable_prefix_caching, config.max_num_batched_tokens)
+        self._lookahead = lookahead
+        self._cache = StateCache(
+            groups,
+            capacity,
+            cache.enable_prefix_caching,
+            config.max_num_batched_tokens,
+            max_drafts + lookahead,
+        )
         self._cache.require_room(max_model_len)
         self._adapters = AdapterSlots(max_adapters)
 
@@ -73,6 +87,8 @@ class Scheduler:
         self._num_preemptions = 0
         self._num_prefix_hit_tokens = 0
         self._num_prefix_query_tokens = 0
+        self._num_draft_tokens = 0
+        self._num_accepted_tokens = 0
 
     # What a client does -----------------------------------------------------------------------------------------
 
@@ -131,9 +147,13 @@ class Scheduler:
             num_tokens = min(self._num_wanted(request), draft.budget)
             if num_tokens == 0 or request not in self._running:  # it may have given way to one before it
                 continue
-            new_blocks = self._make_room(request, request.num_computed + num_tokens, draft)
+            drafts = self._drafts_of(request, num_tokens, draft.budget)
+            new_blocks = self._cache.extend(request, self._end(request, num_tokens + len(drafts))) if drafts else None
+            if new_blocks is None:  # nobody gives way to a guess
+                drafts = ()
+                new_blocks = self._make_room(request, self._end(request, num_tokens), draft)
             if new_blocks is not None:
-                self._plan_row(request, num_tokens, new_blocks, draft)
+                self._plan_row(request, num_tokens, new_blocks, draft, drafts)
         # Only now is it certain that these rows are computed, and admissions may use what they write.
         for request in draft.rows:
             self._cache.register(request)
@@ -144,6 +164,19 @@ class Scheduler:
         if num_outputs >= request.max_tokens or request.num_tokens_expected >= self._max_model_len:
             return 0
         return request.num_tokens_expected - request.num_computed
+
+    def _drafts_of(self, request: Request, num_tokens: int, budget: int) -> tuple[int, ...]:
+        """As many as the step, the request's own limit and the context have room for, besides one token more."""
+        end = request.num_computed + num_tokens
+        if end != request.num_tokens_expected:  # a chunk of a prompt
+            return ()
+        num_outputs = len(request.output_token_ids) + request.num_inflight
+        room = min(budget - num_tokens, request.max_tokens - num_outputs - 1, self._max_model_len - end - 1)
+        return request.drafts[: max(0, room)]
+
+    def _end(self, request: Request, num_tokens: int) -> int:
+        """Up to where a request that computes `num_tokens` needs blocks."""
+        return min(request.num_computed + num_tokens + self._lookahead, self._max_model_len)
 
     def _make_room(self, request: Request, end: int, draft: Draft) -> NewBlocks | None:
         """Blocks up to token `end`, taken from others if need be. None when `request` itself had to give way."""
@@ -162,6 +195,7 @@ class Scheduler:
             victim.num_inflight -= 1
         self._vacate(victim)
         victim.num_computed = 0
+        victim.drafts = ()
         victim.num_preemptions += 1
         victim.status = RequestStatus.PREEMPTED
         self._waiting.put_back(victim)
@@ -173,7 +207,8 @@ class Scheduler:
             request = self._waiting.peek()
             hit = self._cache.find_hit(request)
             num_tokens = min(request.num_tokens - hit.num_tokens, draft.budget)
-            table = self._cache.admit(request, hit, hit.num_tokens + num_tokens)
+            end = min(hit.num_tokens + num_tokens + self._lookahead, self._max_model_len)
+            table = self._cache.admit(request, hit, end)
             if table is None:
                 return
             self._enter(request, hit, draft)
@@ -212,13 +247,22 @@ class Scheduler:
             )
         )
 
-    def _plan_row(self, request: Request, num_tokens: int, new_blocks: NewBlocks, draft: Draft) -> None:
+    def _plan_row(
+        self,
+        request: Request,
+        num_tokens: int,
+        new_blocks: NewBlocks,
+        draft: Draft,
+        drafts: tuple[int, ...] = (),
+    ) -> None:
         assert request.row is not None
         start = request.num_computed
         emits = start + num_tokens == request.num_tokens_expected
+        num_tokens += len(drafts)
         request.num_computed += num_tokens
         request.num_inflight += emits
-        draft.add(request, RowPlan(request.row, request.request_id, start, num_tokens, emits, new_blocks))
+        request.drafts = ()
+        draft.add(request, RowPlan(request.row, request.request_id, start, num_tokens, emits, new_blocks, drafts))
 
     def _seal(self, draft: Draft) -> StepPlan:
         plan = StepPlan(
@@ -256,17 +300,37 @@ class Scheduler:
             self._cache.distrust(request)
             self._finish(request, FinishReason.ERROR, None)
             return [self._delta(request, RowResult(error=outcome.error))]
-        assert len(outcome.token_ids) == row.emits, f"row {row.row} brought {len(outcome.token_ids)} tokens"
-        for token_id in outcome.token_ids:
-            self._append(request, token_id)
+        most = row.emits + len(row.drafts)
+        assert row.emits <= len(outcome.token_ids) <= most, f"row {row.row} brought {len(outcome.token_ids)} tokens"
+        self._count_drafts(request, row, outcome)
+        num_taken = 0
+        while num_taken < len(outcome.token_ids) and not request.is_finished:  # drafts may go on behind the end
+            self._append(request, outcome.token_ids[num_taken])
+            num_taken += 1
 
         # A prompt that is recomputed after a preemption brings again what was delivered before.
         num_known = max(0, request.num_prompt_logprobs - row.start)
-        news = msgspec.structs.replace(outcome, prompt_logprobs=outcome.prompt_logprobs[num_known:])
+        news = msgspec.structs.replace(
+            outcome,
+            token_ids=outcome.token_ids[:num_taken],
+            logprobs=outcome.logprobs[:num_taken],
+            prompt_logprobs=outcome.prompt_logprobs[num_known:],
+        )
         request.num_prompt_logprobs += len(news.prompt_logprobs)
         if not news.token_ids and not news.prompt_logprobs:
             return []
         return [self._delta(request, news, prompt_logprobs_start=row.start + num_known + 1)]
+
+    def _count_drafts(self, request: Request, row: RowPlan, outcome: RowResult) -> None:
+        """Positions of rejected drafts are computed again; their blocks stay."""
+        request.drafts = outcome.drafts
+        if row.drafts:
+            num_accepted = len(outcome.token_ids) - 1
+            request.num_computed -= len(row.drafts) - num_accepted
+            request.num_drafted += len(row.drafts)
+            request.num_accepted += num_accepted
+            self._num_draft_tokens += len(row.drafts)
+            self._num_accepted_tokens += num_accepted
 
     def _append(self, request: Request, token_id: int) -> None:
         request.output_token_ids.append(token_id)
@@ -315,6 +379,8 @@ class Scheduler:
             prompt_logprobs_start=prompt_logprobs_start,
             num_cached_tokens=request.num_cached or 0,
             num_preemptions=request.num_preemptions,
+            num_drafted=request.num_drafted,
+            num_accepted=request.num_accepted,
             finish_reason=request.finish_reason,
             stop_reason=request.stop_reason,
             error=news.error,
@@ -348,6 +414,8 @@ class Scheduler:
             num_preemptions=self._num_preemptions,
             num_prefix_hit_tokens=self._num_prefix_hit_tokens,
             num_prefix_query_tokens=self._num_prefix_query_tokens,
+            num_draft_tokens=self._num_draft_tokens,
+            num_accepted_tokens=self._num_accepted_tokens,
         )
 
     def reset_prefix_cache(self) -> bool:

@@ -82,6 +82,14 @@ class StepLayout:
         return cls(starts, counts, firsts, token_rows, np.arange(len(token_rows)) + (starts - firsts)[token_rows], end)
 
 
+def last_of_each(ends: IntArray, counts: IntArray) -> IntArray:
+    """The numbers end - count to end - 1 of every pair, one after the other: [sum of counts]."""
+    if int(counts.sum()) == len(counts) and int(counts.min(initial=1)) == 1:  # the most frequent case by far
+        return ends - 1
+    pairs = np.arange(len(counts)).repeat(counts)
+    return np.arange(len(pairs)) + (ends - counts.cumsum())[pairs]
+
+
 @dataclass(frozen=True)
 class StepRows:
     """The rows of a step in one state group, as an attention backend needs them to plan.

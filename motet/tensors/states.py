@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -28,6 +29,12 @@ class PagedState:
     @property
     def tensors(self) -> list[Tensor]:
         return [x for x in (self.k, self.v, self.k_scale, self.v_scale) if x is not None]
+
+
+class States(Protocol):
+    """What a model asks for its state."""
+
+    def paged(self, layer: str) -> PagedState: ...
 
 
 class StateStore:

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from motet.core.errors import InputError, UnsupportedError
+from motet.core.errors import InputError
 from motet.core.params import MAX_ANSWERS, RequestOutputKind, SamplingParams
 
 FLOATS = (
@@ -106,12 +106,6 @@ def test_a_long_value_is_not_repeated_in_full() -> None:
     with pytest.raises(InputError) as caught:
         SamplingParams(allowed_token_ids=[*range(10_000), "x"])  # type: ignore[list-item]
     assert len(str(caught.value)) < 200
-
-
-@pytest.mark.parametrize("name", ["structured_outputs", "extra_args"])
-def test_what_is_not_served_yet_is_refused_by_name(name: str) -> None:
-    with pytest.raises(UnsupportedError, match=name):
-        SamplingParams(**{name: {"json": "{}"}})
 
 
 def test_values_that_mean_the_same_are_taken() -> None:

@@ -32,6 +32,14 @@ SCHEMES: dict[str, dict[str, Any]] = {
     "int8": {"dtype": "bfloat16", "quantization": "int8"},
     "int4": {"dtype": "float16", "quantization": "int4"},
 }
+NGRAM = {"method": "ngram", "prompt_lookup_min": 1}
+DRAFTS: dict[str, dict[str, Any] | None] = {
+    "none": None,
+    "ngram": {**NGRAM, "num_speculative_tokens": 3, "adaptive": False},
+    "adaptive ngram": {**NGRAM, "num_speculative_tokens": 8},
+    "draft model": {"method": "draft_model", "num_speculative_tokens": 2, "adaptive": False},
+    "adaptive draft model": {"method": "draft_model", "num_speculative_tokens": 5},
+}
 EXECUTORS: dict[str, dict[str, Any]] = {"eager": {"enforce_eager": True}, "recorded": {}}
 
 MAX_LEN = 64
@@ -79,6 +87,7 @@ class Row:
 class Scenario:
     family: str
     executor: str
+    drafts: str
     rows: tuple[Row, ...]
     options: tuple[tuple[str, Any], ...]
     num_rounds: int  # a later one finds the earlier in the prefix cache
@@ -133,6 +142,7 @@ SCENARIOS = st.builds(
     Scenario,
     family=st.sampled_from(sorted(CONFIGS)),
     executor=st.sampled_from(sorted(EXECUTORS)),
+    drafts=st.sampled_from(sorted(DRAFTS)),
     rows=st.lists(ROWS, min_size=2, max_size=MAX_ROWS).map(tuple),
     options=engine_options(),
     num_rounds=st.sampled_from([2, 1]),
@@ -200,7 +210,11 @@ def answer(engine: Engine, rows: tuple[Row, ...]) -> dict[int, RequestOutput]:
 def test_every_request_gets_the_bits_it_gets_alone(alone: Alone, scheme: str, scenario: Scenario) -> None:
     expected = [alone.bits(scenario.family, scheme, row) for row in scenario.rows]
     options = {**SCHEMES[scheme], **EXECUTORS[scenario.executor], **dict(scenario.options)}
-    engine = make_engine(alone.folder(scenario.family), max_model_len=MAX_LEN, **options)
+    folder = alone.folder(scenario.family)
+    drafts = DRAFTS[scenario.drafts]
+    if drafts and drafts["method"] == "draft_model":  # the model itself, or another one
+        drafts = drafts | {"model": str(folder if scenario.num_rounds == 1 else alone.folder("GPT2"))}
+    engine = make_engine(folder, max_model_len=MAX_LEN, speculative_config=drafts, **options)
     try:
         for _ in range(scenario.num_rounds):
             for index, output in answer(engine, scenario.rows).items():

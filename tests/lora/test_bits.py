@@ -88,6 +88,15 @@ def test_over_a_quantised_file_too(tmp_path: Path) -> None:
     assert_same_bits(write_gguf(tmp_path, "Llama", tmp_path / "model.gguf", "Q4_K"), adapters, dtype="bfloat16")
 
 
+def test_drafts_change_nothing(tiny_checkpoints: Any, tmp_path: Path) -> None:
+    folder, model = tiny_checkpoints("Llama")
+    adapters = three_adapters(tmp_path, model)
+    prompts = [prompt[:5] * 4 for prompt in random_prompts([5] * 6)]
+    drafting = {"speculative_config": {"method": "ngram", "num_speculative_tokens": 3}}
+    plain, drafts = (bits(lora_engine(folder, **options), prompts, adapters) for options in ({}, drafting))
+    assert drafts == plain
+
+
 def test_an_engine_without_adapters_has_no_node_for_them(tiny_checkpoints: Any) -> None:
     folder, _ = tiny_checkpoints("Llama")
     names = []

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from motet.core.errors import CapacityError, ConfigError
+from motet.core.logs import get_logger
 from motet.ops.cpu import is_available
 from motet.runner import build
 from motet.runner.threads import ThreadCount
@@ -34,14 +35,15 @@ def test_half_precision_runs_end_to_end(tiny_checkpoints: Any, family: str, dtyp
 
 
 def test_the_log_tells_what_the_weights_are(
-    tiny_checkpoints: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_checkpoints: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(get_logger(), "propagate", True)  # to where pytest listens
     folder = tiny_checkpoints("Llama")[0]
     path = write_gguf(folder, "Llama", tmp_path / "model.gguf", "Q8_0")
     with caplog.at_level("INFO", logger="motet"):
         make_engine(path, dtype="bfloat16")
         make_engine(folder, quantization="int4")
-    of_file, of_folder = (message for message in caplog.messages if message.startswith("weights"))
+    of_file, of_folder = dict.fromkeys(message for message in caplog.messages if message.startswith("weights"))
     assert of_file.startswith("weights: 16 Q8_0, 5 F32; 0.1 MiB; activations bfloat16; KV cache full: ")
     assert of_folder.startswith("weights: float32, linear layers quantised to int4; 0.1 MiB; activations float32; KV")
 

@@ -48,6 +48,13 @@ def test_the_engine_total_leaves_models_out(tmp_path: Path, capsys: pytest.Captu
     write(tmp_path, "motet/models/llama.py", 300)
     write(tmp_path, "tests/test_x.py", 500)
     assert budgets.main(tmp_path) == 0
-    assert "20000 of 20000 lines" in capsys.readouterr().out
+    assert "20000 of 20000 lines of code" in capsys.readouterr().out
     write(tmp_path, "csrc/kernel.cpp", 1)
     assert budgets.main(tmp_path) == 1
+
+
+def test_explanations_are_free() -> None:
+    head = '"""Module."""\n\n\ndef f(x):  # why\n    """What.\n\n    More.\n    """\n'
+    python = head + '    # because\n    text = """a\nb"""\n    return x\n'
+    assert budgets.num_code_lines(Path("a.py"), python) == 4
+    assert budgets.num_code_lines(Path("a.cpp"), "// What.\n\nint x = 1;  // why\n    // because\n}\n") == 2

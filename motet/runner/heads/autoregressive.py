@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import numpy as np
 import torch
 
@@ -9,48 +11,65 @@ from motet.core.plan import RowPlan, StepPlan
 from motet.core.result import RowResult, StepResult, TokenLogprobs
 from motet.models.registry import Model
 from motet.runner.batch import PersistentBatch
-from motet.sampling.sampler import Sampler
-from motet.tensors.forward import ForwardBatch, ForwardOutput
+from motet.sampling.columns import SamplingView
+from motet.sampling.verify import Verdict, Verifier
+from motet.spec.drafter import Drafter, Verified
+from motet.tensors.forward import ForwardBatch, ForwardOutput, last_of_each
 
 LOGPROB_ROWS = 128  # prompt positions whose logits are in memory at once
 NOTHING = RowResult()
 
 
 class AutoregressiveHead:
-    """Samples for every row that emits and writes the token into the persistent batch."""
+    """Samples for every row that emits and verifies its drafts; tokens go into the persistent batch, new drafts out."""
 
-    def __init__(self, model: Model, sampler: Sampler, batch: PersistentBatch) -> None:
+    def __init__(self, model: Model, verifier: Verifier, drafter: Drafter, batch: PersistentBatch) -> None:
         self.model = model
-        self.sampler = sampler
+        self.verifier = verifier
+        self.drafter = drafter
         self.batch = batch
 
     def finish(self, plan: StepPlan, step: ForwardBatch, out: ForwardOutput) -> StepResult:
-        prompts = self._prompt_logprobs(plan, out)
-        emitting = [row for row in plan.rows if row.emits]
+        for new in plan.admits:
+            self.drafter.clear(new.row)
+        results = [RowResult(prompt_logprobs=entries) if entries else NOTHING for entries in self._prompts(plan, out)]
+        emitting = [index for index, row in enumerate(plan.rows) if row.emits]
         if not emitting:
-            return StepResult(plan.step, tuple(self._result(prompts[i]) for i in range(len(plan.rows))))
-        positions = np.array([row.start + row.num_tokens for row in emitting], np.int64)
-        view = self.batch.sampling.view(np.array([row.row for row in emitting]), positions, self.batch.history)
-        sampled = self.sampler.sample(out.logits, view)
-        results, index = [], 0
-        for i, row in enumerate(plan.rows):
-            if not row.emits:
-                results.append(self._result(prompts[i]))
-                continue
-            token_id, logprobs, error = sampled.token_ids[index], sampled.logprobs[index], sampled.errors[index]
-            index += 1
-            # After an error any token will do: the request ends when this result is committed.
-            self.batch.commit(row.row, row.start + row.num_tokens, max(token_id, 0))
-            results.append(
-                RowResult(error=error) if error else RowResult((token_id,), (logprobs,) if logprobs else (), prompts[i])
+            return StepResult(plan.step, tuple(results))
+        rows = [plan.rows[index] for index in emitting]
+        verdicts = self.verifier.verify(out.logits, self._view(rows), [row.drafts for row in rows])
+        ends = list(accumulate(row.num_tokens for row in plan.rows))
+        verified = [self._commit(plan.rows[i], ends[i], verdict) for i, verdict in zip(emitting, verdicts, strict=True)]
+        drafts = self.drafter.propose(step, out, verified, self.batch.history)
+        for index, verdict, guesses in zip(emitting, verdicts, drafts, strict=True):
+            results[index] = (
+                RowResult(error=verdict.error)
+                if verdict.error
+                else RowResult(verdict.token_ids, verdict.logprobs, results[index].prompt_logprobs, guesses)
             )
         return StepResult(plan.step, tuple(results))
 
-    @staticmethod
-    def _result(prompt: tuple[TokenLogprobs, ...]) -> RowResult:
-        return RowResult(prompt_logprobs=prompt) if prompt else NOTHING
+    def _view(self, rows: list[RowPlan]) -> SamplingView:
+        """For each row the token behind its last known one and behind each draft."""
+        counts = np.array([1 + len(row.drafts) for row in rows])
+        ends = np.array([row.start + row.num_tokens + 1 for row in rows], np.int64)
+        batch_rows = np.array([row.row for row in rows]).repeat(counts)
+        return self.batch.sampling.view(batch_rows, last_of_each(ends, counts), self.batch.history)
 
-    def _prompt_logprobs(self, plan: StepPlan, out: ForwardOutput) -> list[tuple[TokenLogprobs, ...]]:
+    def _commit(self, row: RowPlan, end: int, verdict: Verdict) -> Verified:
+        """end: of the row's tokens in the step.
+
+        After an error any token will do: the request ends when this result is committed.
+        """
+        token_ids = verdict.token_ids or (0,)
+        first = row.start + row.num_tokens - len(row.drafts)
+        for position, token_id in enumerate(token_ids, first):
+            self.batch.commit(row.row, position, token_id)
+        num_accepted = len(token_ids) - 1
+        last = end - 1 - len(row.drafts) + num_accepted
+        return Verified(row.row, last, first + len(token_ids), len(row.drafts), num_accepted)
+
+    def _prompts(self, plan: StepPlan, out: ForwardOutput) -> list[tuple[TokenLogprobs, ...]]:
         """For each row of the plan, the entries of the prompt tokens that follow the chunk's tokens."""
         entries, first = [], 0
         for row in plan.rows:
@@ -69,5 +88,5 @@ class AutoregressiveHead:
             rows = torch.arange(count) + (first + start - row.start)
             targets = self.batch.token_ids[row.row, start + 1 : start + 1 + count].astype(np.int64)
             logits = self.model.logits(out.hidden, rows)
-            found += self.sampler.token_logprobs(logits, torch.from_numpy(targets), [wanted] * count)
+            found += self.verifier.sampler.token_logprobs(logits, torch.from_numpy(targets), [wanted] * count)
         return found
