@@ -342,6 +342,48 @@ void fields(CombineExpertsArgs& a, const Visit& visit) {
     visit(a.out, a.x, a.weights, a.places, a.num_tokens);
 }
 
+// Rows that have a low-rank adapter, sorted by its slot, in a layer whose outputs have `num_parts` parts. max_rank is a
+// multiple of 16.
+struct LoraShrinkArgs {
+    float* out;             // [num_rows, num_parts, max_rank]: scale * (x A'), up to the adapter's rank; what follows means nothing
+    const void* x;          // [.., num_inputs] of dtype
+    const void* a;          // [num_slots, num_parts, max_rank, num_inputs] of dtype
+    const float* scales;    // [num_slots, num_parts]
+    const int32_t* ranks;   // [num_slots, num_parts]; 0: the adapter does not touch this part
+    const int64_t* tokens;  // [num_rows], rows of x
+    const int32_t* slots;   // [num_rows], rising
+    int64_t num_rows;
+    int64_t num_parts;
+    int64_t max_rank;
+    int64_t num_inputs;
+    DType dtype;
+};
+
+template <class Visit>
+void fields(LoraShrinkArgs& a, const Visit& visit) {
+    visit(a.out, a.x, a.tokens, a.slots, a.num_rows);
+}
+
+struct LoraExpandArgs {
+    void* y;               // [.., num_outputs] of dtype: x B' is added to the rows `tokens`
+    const float* x;        // [num_rows, num_parts, max_rank], as lora_shrink writes it
+    const void* b;         // [num_slots, blocks of 64 outputs of all parts, max_rank, 64] of dtype
+    const int64_t* ends;   // [num_parts], the column behind each part
+    const int32_t* ranks;  // as of LoraShrinkArgs
+    const int64_t* tokens;
+    const int32_t* slots;
+    int64_t num_rows;
+    int64_t num_parts;
+    int64_t max_rank;
+    int64_t num_outputs;
+    DType dtype;
+};
+
+template <class Visit>
+void fields(LoraExpandArgs& a, const Visit& visit) {
+    visit(a.y, a.x, a.tokens, a.slots, a.num_rows);
+}
+
 struct AddArgs {
     void* out;      // [num_rows, num_cols] of dtype
     const void* x;  // as out
@@ -429,6 +471,8 @@ void fields(DescribeArgs& a, const Visit& visit) {
     X(expert_linear, ExpertLinearArgs)    \
     X(quant_expert_linear, QuantExpertLinearArgs) \
     X(combine_experts, CombineExpertsArgs) \
+    X(lora_shrink, LoraShrinkArgs)        \
+    X(lora_expand, LoraExpandArgs)        \
     X(activation, ActivationArgs)         \
     X(add, AddArgs)                       \
     X(greedy, GreedyArgs)                 \

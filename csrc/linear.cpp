@@ -47,15 +47,6 @@ MOTET_INLINE float widen(f16 value) {
 #endif
 }
 
-// Rounded once where the machine can do that at full speed; elsewhere twice, rather than in software.
-MOTET_INLINE f32x16 multiply_add(const f32x16& a, const f32x16& b, const f32x16& c) {
-#if defined(__FMA__) || defined(__FP_FAST_FMAF)
-    return fma(a, b, c);
-#else
-    return a * b + c;
-#endif
-}
-
 // One packed step for a tile: sums[r][v] += x[r] * w[v].
 template <class X, class W, int rows>
 struct Multiply {

@@ -225,6 +225,26 @@ public:
                                                          num_tokens, num_cols, top_k, dtype_of(dtype)});
     }
 
+    void lora_shrink(uintptr_t out, uintptr_t x, uintptr_t a, uintptr_t scales, uintptr_t ranks, uintptr_t tokens,
+                     uintptr_t slots, int64_t num_rows, int64_t num_parts, int64_t max_rank, int64_t num_inputs,
+                     int dtype) const {
+        MOTET_SUBMIT(lora_shrink,
+                     LoraShrinkArgs{pointer<float>(out), pointer<const void>(x), pointer<const void>(a),
+                                    pointer<const float>(scales), pointer<const int32_t>(ranks),
+                                    pointer<const int64_t>(tokens), pointer<const int32_t>(slots), num_rows, num_parts,
+                                    max_rank, num_inputs, dtype_of(dtype)});
+    }
+
+    void lora_expand(uintptr_t y, uintptr_t x, uintptr_t b, uintptr_t ends, uintptr_t ranks, uintptr_t tokens,
+                     uintptr_t slots, int64_t num_rows, int64_t num_parts, int64_t max_rank, int64_t num_outputs,
+                     int dtype) const {
+        MOTET_SUBMIT(lora_expand,
+                     LoraExpandArgs{pointer<void>(y), pointer<const float>(x), pointer<const void>(b),
+                                    pointer<const int64_t>(ends), pointer<const int32_t>(ranks),
+                                    pointer<const int64_t>(tokens), pointer<const int32_t>(slots), num_rows, num_parts,
+                                    max_rank, num_outputs, dtype_of(dtype)});
+    }
+
     void add(uintptr_t out, uintptr_t x, uintptr_t y, int64_t num_rows, int64_t num_cols, int dtype) const {
         MOTET_SUBMIT(add, AddArgs{pointer<void>(out), pointer<const void>(x), pointer<const void>(y), num_rows,
                                   num_cols, dtype_of(dtype)});
@@ -354,6 +374,8 @@ NB_MODULE(_kernels, m) {
         .def("expert_linear", &Calls::expert_linear, no_gil)
         .def("quant_expert_linear", &Calls::quant_expert_linear, no_gil)
         .def("combine_experts", &Calls::combine_experts, no_gil)
+        .def("lora_shrink", &Calls::lora_shrink, no_gil)
+        .def("lora_expand", &Calls::lora_expand, no_gil)
         .def("add", &Calls::add, no_gil)
         .def("greedy", &Calls::greedy, no_gil)
         .def("draw", &Calls::draw, no_gil)

@@ -15,8 +15,10 @@ void run_nodes(const Node* nodes, int64_t num_nodes, int num_threads, void (*aft
     TeamState& shared = state;
     const auto walk = [&](const Team& team) {
         for (int64_t i = 0; i < num_nodes; ++i) {
-            nodes[i].run(nodes[i].kernel, nodes[i].args, team);
-            team.barrier();
+            if (!nodes[i].is_idle) {
+                nodes[i].run(nodes[i].kernel, nodes[i].args, team);
+                team.barrier();
+            }
             if (after_node) {
                 if (team.thread() == 0) after_node(context, i);
                 team.barrier();
@@ -138,8 +140,10 @@ void Program::resolve(const Step& step) {
     struct Context {
         const Step* step;
         std::vector<uint64_t> addresses;
-    } context{&step, addresses(step)};
+        bool finds_zero;
+    } context{&step, addresses(step), false};
     for (size_t i = 0; i < nodes_.size(); ++i) {
+        context.finds_zero = false;
         std::memcpy(resolved_[i].args, nodes_[i].args, sizeof(nodes_[i].args));
         resolved_[i].visit(
             resolved_[i].args, &context,
@@ -149,8 +153,11 @@ void Program::resolve(const Step& step) {
             },
             [](void* at, int64_t* count) {
                 if (!is_symbol(*count)) return;
-                *count = static_cast<Context*>(at)->step->counts[size_t(symbol_of(*count))] * times_of(*count);
+                Context& c = *static_cast<Context*>(at);
+                *count = c.step->counts[size_t(symbol_of(*count))] * times_of(*count);
+                c.finds_zero |= *count == 0;
             });
+        resolved_[i].is_idle = context.finds_zero;
     }
 }
 

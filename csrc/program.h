@@ -40,6 +40,7 @@ struct Node {
     const void* kernel;
     // Calls address(uint64_t&) and count(int64_t&) for every field that may change from step to step.
     void (*visit)(void* args, void* context, void (*address)(void*, uint64_t*), void (*count)(void*, int64_t*));
+    bool is_idle = false;  // one of its counts is zero: there is nothing to do, and nothing to wait for
     alignas(8) char args[kMaxArgBytes];
 };
 

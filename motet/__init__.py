@@ -15,6 +15,7 @@ os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 if TYPE_CHECKING:
     from motet import errors as errors
     from motet.core.config import EngineArgs
+    from motet.core.lora import LoRARequest
     from motet.core.outputs import CompletionOutput, Logprob, RequestOutput
     from motet.core.params import RequestOutputKind, SamplingParams
     from motet.core.structured import StructuredOutputsParams
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "LLM": "motet.engine.llm",
     "AsyncLLM": "motet.engine.async_llm",
+    "LoRARequest": "motet.core.lora",
     "SamplingParams": "motet.core.params",
     "RequestOutputKind": "motet.core.params",
     "StructuredOutputsParams": "motet.core.structured",
@@ -38,6 +40,7 @@ __all__ = [
     "AsyncLLM",
     "CompletionOutput",
     "EngineArgs",
+    "LoRARequest",
     "Logprob",
     "RequestOutput",
     "RequestOutputKind",

@@ -216,6 +216,38 @@ class Calls:
     def combine_experts(
         self, out: int, x: int, weights: int, places: int, num_tokens: int, num_cols: int, top_k: int, dtype: int, /
     ) -> None: ...
+    def lora_shrink(
+        self,
+        out: int,
+        x: int,
+        a: int,
+        scales: int,
+        ranks: int,
+        tokens: int,
+        slots: int,
+        num_rows: int,
+        num_parts: int,
+        max_rank: int,
+        num_inputs: int,
+        dtype: int,
+        /,
+    ) -> None: ...
+    def lora_expand(
+        self,
+        y: int,
+        x: int,
+        b: int,
+        ends: int,
+        ranks: int,
+        tokens: int,
+        slots: int,
+        num_rows: int,
+        num_parts: int,
+        max_rank: int,
+        num_outputs: int,
+        dtype: int,
+        /,
+    ) -> None: ...
     def add(self, out: int, x: int, y: int, num_rows: int, num_cols: int, dtype: int, /) -> None: ...
     def greedy(self, token_ids: int, scores: int, num_rows: int, num_cols: int, /) -> None: ...
     def draw(

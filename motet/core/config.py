@@ -60,6 +60,12 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     async_scheduling: bool  # plan step n+1 while step n runs
 
 
+class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True):
+    max_loras: int  # adapters in one batch
+    max_rank: int
+    max_cpu_loras: int  # kept in memory, those of open requests aside; others are read again
+
+
 class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """vLLM's keys. Drafts of `num_speculative_tokens` at most are verified in a step.
 
@@ -127,14 +133,13 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     scheduler: SchedulerConfig
     device: DeviceConfig
     structured_outputs: StructuredOutputsConfig
+    lora: LoRAConfig | None = None
     speculative: SpeculativeConfig | None = None
     logits_processors: tuple[Any, ...] = ()  # callables, classes or names
 
 
 # vLLM options that Motet knows and does not serve yet, with the values that ask for nothing and are therefore accepted.
 NOT_YET: dict[str, tuple[Any, ...]] = {
-    "enable_lora": (False, None),
-    "max_loras": (1, None),
     "tensor_parallel_size": (1,),
     "pipeline_parallel_size": (1,),
     "data_parallel_size": (1,),
@@ -188,6 +193,11 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     logits_processors: Any = None  # a list of callables, classes or names
 
     structured_outputs_config: dict[str, Any] | None = None
+
+    enable_lora: bool = False
+    max_loras: int = 1
+    max_lora_rank: int = 16
+    max_cpu_loras: int | None = None
 
     device: str = "auto"
     threads: int | None = None
@@ -249,6 +259,13 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             ("max_num_seqs", self.max_num_seqs >= 1, least_one),
             ("max_num_batched_tokens", self.max_num_batched_tokens >= 1, least_one),
             ("scheduling_policy", self.scheduling_policy in ("fcfs", "priority"), "fcfs or priority"),
+            ("max_loras", self.max_loras >= 1, least_one),
+            ("max_lora_rank", 1 <= self.max_lora_rank <= 256, "from 1 to 256"),
+            (
+                "max_cpu_loras",
+                self.max_cpu_loras is None or self.max_cpu_loras >= self.max_loras,
+                f"at least max_loras={self.max_loras}",
+            ),
             ("device", self.device in ("auto", "cpu"), "cpu (auto means cpu)"),
             ("threads", self.threads is None or 1 <= self.threads <= 1024, "from 1 to 1024"),
         ]
@@ -299,7 +316,12 @@ class EngineArgs(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
                 async_scheduling=self.async_scheduling and not speculative,
             ),
             device=DeviceConfig(device="cpu", threads=self.threads, enforce_eager=self.enforce_eager),
+            lora=self._lora() if self.enable_lora else None,
             speculative=speculative or None,
             logits_processors=tuple(self.logits_processors or ()),
             structured_outputs=self._structured_outputs(),
         )
+
+    def _lora(self) -> LoRAConfig:
+        num_kept = self.max_loras if self.max_cpu_loras is None else self.max_cpu_loras
+        return LoRAConfig(max_loras=self.max_loras, max_rank=self.max_lora_rank, max_cpu_loras=num_kept)

@@ -10,14 +10,25 @@ import msgspec
 from motet.core.params import RowSampling
 
 
+class AdapterLoad(msgspec.Struct, frozen=True):
+    """The adapter of this key takes the place of what is in the slot."""
+
+    slot: int
+    key: str
+
+
 class NewRow(msgspec.Struct, frozen=True):
-    """A request gets a row of the persistent batch (first admission, or resumption after a preemption)."""
+    """A request gets a row of the persistent batch (first admission, or resumption after a preemption).
+
+    adapter_slot: 0 is no adapter
+    """
 
     row: int
     request_id: str
     token_ids: list[int]  # all tokens known so far: prompt, then output
     prompt_len: int
     sampling: RowSampling
+    adapter_slot: int = 0
 
 
 class RowPlan(msgspec.Struct, frozen=True):
@@ -40,12 +51,13 @@ class RowPlan(msgspec.Struct, frozen=True):
 
 
 class StepPlan(msgspec.Struct, frozen=True):
-    """Applied in the order frees, admits, rows. `rows` is the only order of requests within the step."""
+    """Applied in the order loads, frees, admits, rows. `rows` is the only order of requests within the step."""
 
     step: int
     rows: tuple[RowPlan, ...] = ()
     admits: tuple[NewRow, ...] = ()
     frees: tuple[int, ...] = ()
+    loads: tuple[AdapterLoad, ...] = ()
 
     @property
     def num_tokens(self) -> int:

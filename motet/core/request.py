@@ -5,6 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from motet.core.lora import LoadedAdapter
 from motet.core.params import RowSampling
 from motet.core.result import FinishReason
 
@@ -40,6 +41,7 @@ class Request:
     priority: int = 0
     arrival: float = 0.0
     cache_salt: str | None = None
+    adapter: LoadedAdapter | None = None
     skip_prefix_cache_read: bool = False
 
     output_token_ids: list[int] = field(default_factory=list)

@@ -11,6 +11,7 @@ from typing import Any
 
 from motet.core.config import EngineArgs, EngineConfig
 from motet.core.errors import EngineDeadError, MotetError
+from motet.core.lora import LoadedAdapter, LoRARequest
 from motet.core.outputs import RequestOutput
 from motet.core.params import SamplingParams
 from motet.engine.engine import Engine
@@ -73,18 +74,20 @@ class AsyncLLM:
         request_id: str,
         *,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come, in the form that `sampling_params.output_kind` says.
 
-        Raises InputError before anything is queued, EngineDeadError when the engine stops.
+        Raises InputError before anything is queued (LoadError, of an adapter), EngineDeadError when the engine stops.
         """
         self._check_alive()
         params = own_params(sampling_params)
         if params.structured_outputs is not None:  # may compile for a second; `parse` finds the verdict again
             await asyncio.to_thread(self.engine.inputs.check_params, params)
         parsed = self.engine.parse(prompt, params)
+        adapter = await asyncio.to_thread(self.engine.adapter, lora_request) if lora_request else None
         stream = OutputStream()
-        self._commands.put(lambda: self._add(stream, parsed, params, request_id, priority))
+        self._commands.put(lambda: self._add(stream, parsed, params, request_id, priority, adapter))
         if self._death is not None:  # it died meanwhile, perhaps without looking at this command
             stream.put(self._death)
         finished = False
@@ -100,6 +103,17 @@ class AsyncLLM:
     async def abort(self, request_id: str) -> None:
         """End every open request of this id; their loops receive a last output with finish_reason "abort"."""
         self._commands.put(lambda: self._abort_id(request_id))
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Read and check an adapter before a request needs it. Raises InputError, LoadError."""
+        return await asyncio.to_thread(self.engine.add_lora, lora_request)
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter; requests that have it go on. False when the id is unknown."""
+        return self.engine.remove_lora(lora_id)
+
+    async def list_loras(self) -> set[int]:
+        return self.engine.list_loras()
 
     async def get_tokenizer(self) -> Tokenizer | None:
         return self.engine.facts.tokenizer
@@ -151,13 +165,19 @@ class AsyncLLM:
             self._streams.pop(key, None)
 
     def _add(
-        self, stream: OutputStream, prompt: ParsedPrompt, params: SamplingParams, request_id: str, priority: int
+        self,
+        stream: OutputStream,
+        prompt: ParsedPrompt,
+        params: SamplingParams,
+        request_id: str,
+        priority: int,
+        adapter: LoadedAdapter | None,
     ) -> None:
         if self._death is not None:
             stream.put(self._death)
             return
         try:
-            stream.key = self.engine.add(prompt, params, request_id, priority)
+            stream.key = self.engine.add(prompt, params, request_id, priority, adapter)
             self._streams[stream.key] = stream
         except MotetError as error:
             stream.put(error)

@@ -8,15 +8,19 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from motet.core.config import EngineArgs, EngineConfig
 from motet.core.errors import InputError, LoadError
+from motet.core.lora import LoadedAdapter, LoRARequest
 from motet.core.params import SamplingParams
 from motet.engine.core import EngineCore
 from motet.engine.grammars import choose_grammars
 from motet.engine.inputs import InputProcessor, ModelFacts, ParsedPrompt, Prompt
 from motet.engine.outputs import KeyedOutput, OutputProcessor
+from motet.lora.store import NO_ADAPTER_STORE, AdapterStore, FileAdapterStore
 from motet.models.checkpoint import Checkpoint, open_checkpoint
-from motet.models.loader import resolve_max_model_len
+from motet.models.loader import LoadedModel, resolve_max_model_len
 from motet.runner.build import RunnerPlan, build_runner, plan_runner
 from motet.runner.runner import NO_RUNNER
 from motet.sched.scheduler import Scheduler
@@ -41,6 +45,7 @@ class Engine:
             max_model_len,
             max_drafts=config.speculative.num_speculative_tokens if config.speculative else 0,
             lookahead=plan.lookahead,
+            max_adapters=config.lora.max_loras if config.lora else 0,
         )
         self.config = config
         self.checkpoint = checkpoint
@@ -62,7 +67,8 @@ class Engine:
         )
         self.inputs = InputProcessor(self.facts, config.model.seed, self.grammars)
         self.outputs = OutputProcessor(tokenizer)
-        runner = build_runner(config, plan, self.grammars)
+        self.adapters = adapter_store(config, plan.loaded)
+        runner = build_runner(config, plan, self.grammars, self.adapters)
         self.core = EngineCore(scheduler, runner, config.scheduler.async_scheduling)
         self._plan: RunnerPlan | None = plan  # None while weights are dropped
         self._keys = itertools.count()
@@ -78,14 +84,38 @@ class Engine:
         self.inputs.check_params(params)
         return self.inputs.parse(prompt, params)
 
+    def adapter(self, request: LoRARequest | None) -> LoadedAdapter | None:
+        """What `add` takes: the adapter, read if need be. From any thread. Raises InputError, LoadError."""
+        if request is None:
+            return None
+        if not isinstance(request, LoRARequest):
+            raise InputError(f"lora_request must be a LoRARequest, got {str(request)[:80]!r}")
+        return self.adapters.require(request)
+
+    def add_lora(self, request: LoRARequest) -> bool:
+        """Read and check an adapter before a request needs it. Raises InputError, LoadError."""
+        return self.adapter(request) is not None
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter; requests that have it go on. False when the id is unknown."""
+        return self.adapters.remove(lora_id)
+
+    def list_loras(self) -> set[int]:
+        return self.adapters.ids()
+
     def add(
-        self, prompt: ParsedPrompt, params: SamplingParams, request_id: str | None = None, priority: int = 0
+        self,
+        prompt: ParsedPrompt,
+        params: SamplingParams,
+        request_id: str | None = None,
+        priority: int = 0,
+        adapter: LoadedAdapter | None = None,
     ) -> str:
         """Queue a parsed prompt. Returns the key under which `step` reports it; clients may reuse their request ids."""
         self._check_awake()
         key = str(next(self._keys))
         arrival = time.monotonic()
-        requests = self.inputs.requests(key, prompt, params, priority, arrival)
+        requests = self.inputs.requests(key, prompt, params, priority, arrival, adapter)
         for request in requests:
             self.core.add(request)
         self.outputs.add(key, request_id or key, prompt, params, arrival)
@@ -133,6 +163,7 @@ class Engine:
         while self.core.has_work:
             self.core.step()
         self.reset_prefix_cache()
+        self.core.scheduler.forget_adapters()
         self.core.runner.close()
         self.core.runner = NO_RUNNER
         if level == 2:
@@ -146,7 +177,7 @@ class Engine:
         if self._plan is None:
             loaded = plan_runner(self.config, self.checkpoint, self.facts.max_model_len)
             self._plan = replace(loaded, capacity=self.capacity)
-        self.core.runner = build_runner(self.config, self._plan, self.grammars)
+        self.core.runner = build_runner(self.config, self._plan, self.grammars, self.adapters)
         self.is_sleeping = False
 
     def check(self) -> None:
@@ -156,6 +187,13 @@ class Engine:
     def close(self) -> None:
         self.core.close()
         self.grammars.close()
+
+
+def adapter_store(config: EngineConfig, loaded: LoadedModel) -> AdapterStore:
+    if config.lora is None:
+        return NO_ADAPTER_STORE
+    sites = [site for layer in loaded.adapters for site in layer.sites]
+    return FileAdapterStore(config.lora, sites, getattr(torch, loaded.dtype))
 
 
 def eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer | None) -> frozenset[int]:

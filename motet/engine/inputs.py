@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 
 from motet.core.errors import InputError, UnsupportedError
+from motet.core.lora import LoadedAdapter
 from motet.core.params import MAX_LOGPROBS_ALL, RequestOutputKind, RowSampling, SamplingParams
 from motet.core.request import Request
 from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
@@ -115,7 +116,13 @@ class InputProcessor:
         return self.facts.tokenizer
 
     def requests(
-        self, key: str, prompt: ParsedPrompt, params: SamplingParams, priority: int, arrival: float
+        self,
+        key: str,
+        prompt: ParsedPrompt,
+        params: SamplingParams,
+        priority: int,
+        arrival: float,
+        adapter: LoadedAdapter | None = None,
     ) -> list[Request]:
         """One request per answer; answer i has seed + i."""
         facts = self.facts
@@ -136,6 +143,7 @@ class InputProcessor:
                 priority=priority,
                 arrival=arrival,
                 cache_salt=prompt.cache_salt,
+                adapter=adapter,
                 skip_prefix_cache_read=params.prompt_logprobs is not None,
             )
             for index in range(params.n)

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 from motet.core.config import EngineArgs
 from motet.core.errors import EngineDeadError, InputError, UnsupportedError
+from motet.core.lora import LoadedAdapter, LoRARequest
 from motet.core.outputs import RequestOutput
 from motet.core.params import RequestOutputKind, SamplingParams
 from motet.engine.engine import Engine
@@ -33,17 +34,16 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         priority: list[int] | None = None,
     ) -> list[RequestOutput]:
         """Answer all prompts; outputs come in the order of the prompts.
 
         prompts: texts, lists of token ids, or dicts with `prompt` or `prompt_token_ids` and optionally `cache_salt`.
+        lora_request: the adapter of all prompts, or one (or None) for each.
         A prompt or parameter that cannot be served raises InputError before anything runs. A request that fails while
         it runs has finish_reason "error"; the others are not affected.
         """
-        if lora_request is not None:
-            raise UnsupportedError("lora_request is not supported yet; leave it out")
         prompt_list = _as_list(prompts)
         params_list = self._params_list(sampling_params, len(prompt_list))
         priorities = priority or [0] * len(prompt_list)
@@ -51,11 +51,12 @@ class LLM:
             raise InputError(f"{len(prompt_list)} prompts, but {len(priorities)} priorities")
         engine = self.engine
         parsed = [engine.parse(prompt, params) for prompt, params in zip(prompt_list, params_list, strict=True)]
+        adapters = self._adapters(lora_request, len(parsed))
         keys: list[str] = []
         done: dict[str, RequestOutput] = {}
         try:
-            for prompt, params, urgency in zip(parsed, params_list, priorities, strict=True):
-                keys.append(engine.add(prompt, params, priority=urgency))
+            for prompt, params, urgency, adapter in zip(parsed, params_list, priorities, adapters, strict=True):
+                keys.append(engine.add(prompt, params, priority=urgency, adapter=adapter))
             with _progress(len(parsed), use_tqdm) as advance:
                 while engine.has_work:
                     for key, output in engine.step():
@@ -76,7 +77,7 @@ class LLM:
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
-        lora_request: None = None,
+        lora_request: LoRARequest | Sequence[LoRARequest | None] | None = None,
         chat_template: str | None = None,
         chat_template_content_format: str = "auto",
         add_generation_prompt: bool = True,
@@ -115,6 +116,15 @@ class LLM:
                 f"{num_prompts} prompts, but {len(params_list)} sampling_params; give one, or one per prompt"
             )
         return [own_params(params, RequestOutputKind.FINAL_ONLY) for params in params_list]
+
+    def _adapters(
+        self, requests: LoRARequest | Sequence[LoRARequest | None] | None, num_prompts: int
+    ) -> list[LoadedAdapter | None]:
+        if isinstance(requests, str) or not isinstance(requests, Sequence):
+            return [self.engine.adapter(requests)] * num_prompts
+        if len(requests) != num_prompts:
+            raise InputError(f"{num_prompts} prompts, but {len(requests)} lora_request; give one, or one per prompt")
+        return [self.engine.adapter(request) for request in requests]
 
     def get_tokenizer(self) -> Tokenizer:
         if self.engine.facts.tokenizer is None:

@@ -8,13 +8,14 @@ from typing import Any
 import torch
 
 from motet.attention.protocol import AttentionBackend
-from motet.core.config import DTYPES, ModelConfig
+from motet.core.config import DTYPES, LoRAConfig, ModelConfig
 from motet.core.errors import ConfigError
 from motet.core.registry import LazyRegistry
 from motet.core.state import StateSpec
 from motet.models.checkpoint import Checkpoint
 from motet.models.registry import ARCHITECTURES, Model
 from motet.nn.context import BuildContext, Weights
+from motet.nn.lora import LinearAdapters
 from motet.nn.rope import rope_parameters
 from motet.ops.backend import ReferenceOps
 
@@ -70,6 +71,7 @@ class LoadedModel:
     vocab_size: int
     num_weight_bytes: int
     sizes: WeightSizes
+    adapters: tuple[LinearAdapters, ...] = ()
 
 
 def resolve_dtype(config: ModelConfig, checkpoint: Checkpoint) -> str:
@@ -123,14 +125,16 @@ def load_model(
     max_model_len: int,
     scheme: str | None = None,
     architectures: LazyRegistry[Any] = ARCHITECTURES,
+    lora: LoRAConfig | None = None,
 ) -> LoadedModel:
     """Read every tensor and build the model. Raises LoadError when config and tensors do not fit each other exactly.
 
     scheme: "int8" or "int4" quantises the weights of linear layers, None leaves them as they are stored
+    lora: the room for adapters, None: none
     """
     factory = architectures.get(checkpoint.architecture)
     weights = Weights(checkpoint.source)
-    ctx = BuildContext(weights, ops, attention, getattr(torch, dtype), kv_dtype, max_model_len, scheme)
+    ctx = BuildContext(weights, ops, attention, getattr(torch, dtype), kv_dtype, max_model_len, scheme, lora)
     model = factory(ctx, checkpoint.config)
     weights.finish(model.ignored_tensors)
     return LoadedModel(
@@ -140,4 +144,5 @@ def load_model(
         int(checkpoint.config["vocab_size"]),
         weights.num_bytes,
         weight_sizes(weights.sizes, checkpoint.config),
+        tuple(ctx.adapters),
     )

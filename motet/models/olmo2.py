@@ -37,7 +37,7 @@ class Olmo2Layer:
 
     def __call__(self, hidden: Tensor, batch: ForwardBatch, states: States) -> Tensor:
         hidden = self.ops.add(hidden, self.attention_norm(self.attention(hidden, batch, states)))
-        return self.ops.add(hidden, self.mlp_norm(self.mlp(hidden)))
+        return self.ops.add(hidden, self.mlp_norm(self.mlp(hidden, adapters=batch.adapters)))
 
 
 class Olmo2ForCausalLM(Decoder):

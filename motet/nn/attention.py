@@ -77,7 +77,7 @@ class Attention:
         """x [T, width] -> [T, width], plus `residual`."""
         shape, state = self.shape, states.paged(self.name)
         q, k, v = self.ops.qkv_heads(
-            self.qkv(x),
+            self.qkv(x, adapters=batch.adapters),
             shape.num_heads,
             shape.num_kv_heads,
             shape.head_size,
@@ -90,7 +90,7 @@ class Attention:
         mixed = self.backend.attend(
             q, k, v, state, batch.attention[state.group], self.scale, shape.soft_cap, self.alibi_slopes, self.sinks
         )
-        return self.out(mixed, residual)
+        return self.out(mixed, residual, batch.adapters)
 
 
 def split_projections(

@@ -7,7 +7,7 @@ extra or misshapen tensor is an error of the block that wanted it, and no second
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 from typing import Protocol, TypeVar
 
@@ -16,8 +16,10 @@ from torch import Tensor
 
 from motet.attention.protocol import AttentionBackend
 from motet.core.block_types import BlockType
+from motet.core.config import LoRAConfig
 from motet.core.errors import LoadError
 from motet.core.state import Paged
+from motet.nn.lora import NOT_ADAPTABLE, Adaptable, AdapterSite, LinearAdapters
 from motet.ops.backend import ReferenceOps
 from motet.ops.quantized import Matrix, scheme_bytes
 
@@ -118,7 +120,8 @@ class BuildContext:
 
     dtype: of activations, and of weights unless they are quantised or a GGUF file's; kv_dtype: of cached K and V, as a
     name; scheme: how floating weights of linear layers are quantised ("int8", "int4"), None: not
-    states: filled by attention blocks, layer name -> spec
+    lora: how much room linear layers make for adapters, None: none
+    states: filled by attention blocks, layer name -> spec; adapters: filled by linear layers
     """
 
     def __init__(
@@ -130,6 +133,7 @@ class BuildContext:
         kv_dtype: str,
         max_model_len: int,
         scheme: str | None = None,
+        lora: LoRAConfig | None = None,
     ) -> None:
         self.weights = weights
         self.ops = ops
@@ -138,7 +142,9 @@ class BuildContext:
         self.kv_dtype = kv_dtype
         self.max_model_len = max_model_len
         self.scheme = scheme
+        self.lora = lora
         self.states: dict[str, Paged] = {}
+        self.adapters: list[LinearAdapters] = []
 
     @property
     def table_scheme(self) -> str | None:
@@ -165,6 +171,13 @@ class BuildContext:
 
     def vector(self, name: str, size: int, dtype: torch.dtype | None = None) -> Tensor:
         return self.weights.take(name, (size,), dtype or self.dtype)
+
+    def adaptable(self, sites: Sequence[AdapterSite], order: Tensor | None = None) -> Adaptable:
+        """Room for the adapters of a layer made of the modules `sites`."""
+        if self.lora is None:
+            return NOT_ADAPTABLE
+        self.adapters.append(LinearAdapters(self.ops, sites, self.lora, self.dtype, order))
+        return self.adapters[-1]
 
     def _book(self, name: str, matrix: Matrix, scheme: str | None) -> None:
         rows, columns = matrix.shape

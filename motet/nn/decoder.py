@@ -12,7 +12,7 @@ from motet.nn.context import BuildContext
 from motet.nn.linear import Embedding, LMHead
 from motet.nn.mlp import GatedMLP
 from motet.nn.norm import LayerNorm, RMSNorm
-from motet.tensors.forward import ForwardBatch
+from motet.tensors.forward import AdapterRows, ForwardBatch
 from motet.tensors.states import States
 
 
@@ -21,7 +21,7 @@ class Layer(Protocol):
 
 
 class FeedForward(Protocol):
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor, residual: Tensor, adapters: AdapterRows) -> Tensor: ...
 
 
 class PreNormLayer:
@@ -39,7 +39,7 @@ class PreNormLayer:
 
     def __call__(self, hidden: Tensor, batch: ForwardBatch, states: States) -> Tensor:
         hidden = self.attention(self.attention_norm(hidden), batch, states, residual=hidden)
-        return self.feed_forward(self.feed_forward_norm(hidden), residual=hidden)
+        return self.feed_forward(self.feed_forward_norm(hidden), hidden, batch.adapters)
 
 
 class SandwichLayer:
@@ -64,7 +64,7 @@ class SandwichLayer:
     def __call__(self, hidden: Tensor, batch: ForwardBatch, states: States) -> Tensor:
         mixed = self.attention(self.attention_norm(hidden), batch, states)
         hidden = self.ops.add(hidden, self.after_attention_norm(mixed))
-        mixed = self.feed_forward(self.feed_forward_norm(hidden))
+        mixed = self.feed_forward(self.feed_forward_norm(hidden), adapters=batch.adapters)
         return self.ops.add(hidden, self.after_feed_forward_norm(mixed))
 
 

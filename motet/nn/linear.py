@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from motet.nn.context import BuildContext
+from motet.nn.lora import NOT_ADAPTABLE, AdapterSite
 from motet.ops.quantized import select_rows
+from motet.tensors.forward import NO_ADAPTERS, AdapterRows
 
 
 class Linear:
@@ -17,6 +19,7 @@ class Linear:
     names: the checkpoint's modules, `outs` their output widths; the outputs stand side by side.
     transposed: the matrices are stored [in, out]. order: int64 [N], the stored output that comes at each place, of a
     single module. quantized: False where the weights stay as they are, whatever the model's scheme
+    takes_adapters: False where no low-rank adapter can change the layer
     """
 
     def __init__(
@@ -29,6 +32,7 @@ class Linear:
         transposed: bool = False,
         order: Tensor | None = None,
         quantized: bool = True,
+        takes_adapters: bool = True,
     ) -> None:
         names = [names] if isinstance(names, str) else names
         outs = [outs] if isinstance(outs, int) else outs
@@ -42,10 +46,12 @@ class Linear:
         self.ops = ctx.ops
         self.weight = ctx.ops.pack_linear(*parts, scheme=scheme)
         self.bias = torch.cat(biases) if biases else None
+        sites = [AdapterSite(name, in_features, out, transposed) for name, out in modules]
+        self.adapted = ctx.adaptable(sites, order) if takes_adapters else NOT_ADAPTABLE
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """x [T, K] -> [T, N], plus `residual` [T, N]."""
-        return self.ops.linear(x, self.weight, self.bias, residual)
+    def __call__(self, x: Tensor, residual: Tensor | None = None, adapters: AdapterRows = NO_ADAPTERS) -> Tensor:
+        """x [T, K] -> [T, N], plus `residual` [T, N], plus what the adapters of some rows add."""
+        return self.adapted(self.ops.linear(x, self.weight, self.bias, residual), x, adapters)
 
 
 class Embedding:

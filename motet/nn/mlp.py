@@ -7,6 +7,7 @@ from torch import Tensor
 from motet.nn.context import BuildContext
 from motet.nn.linear import Linear
 from motet.ops.reference.activation import activation_name
+from motet.tensors.forward import NO_ADAPTERS, AdapterRows
 
 
 class GatedMLP:
@@ -33,9 +34,10 @@ class GatedMLP:
             self.gate_up = Linear(ctx, [f"{name}.gate_proj", f"{name}.up_proj"], width, [inner, inner], bias)
         self.down = Linear(ctx, f"{name}.down_proj", inner, width, bias)
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor | None = None, adapters: AdapterRows = NO_ADAPTERS) -> Tensor:
         """x [T, width] -> [T, width], plus `residual`."""
-        return self.down(self.ops.activation_mul(self.gate_up(x), self.act), residual)
+        hidden = self.ops.activation_mul(self.gate_up(x, adapters=adapters), self.act)
+        return self.down(hidden, residual, adapters)
 
 
 class MLP:
@@ -49,6 +51,7 @@ class MLP:
         self.up = Linear(ctx, up, width, inner, True, transposed)
         self.down = Linear(ctx, down, inner, width, True, transposed)
 
-    def __call__(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
+    def __call__(self, x: Tensor, residual: Tensor | None = None, adapters: AdapterRows = NO_ADAPTERS) -> Tensor:
         """x [T, width] -> [T, width], plus `residual`."""
-        return self.down(self.ops.activation(self.up(x), self.act), residual)
+        hidden = self.ops.activation(self.up(x, adapters=adapters), self.act)
+        return self.down(hidden, residual, adapters)

@@ -9,6 +9,7 @@ from torch import Tensor
 from motet.nn.context import BuildContext
 from motet.nn.linear import Linear
 from motet.ops.reference.activation import activation_name
+from motet.tensors.forward import NO_ADAPTERS, AdapterRows
 
 
 class MoE:
@@ -36,7 +37,7 @@ class MoE:
         self.top_k = top_k
         self.renormalize = renormalize
         self.act = activation_name(act)
-        self.router = Linear(ctx, router, width, num_experts, quantized=False)
+        self.router = Linear(ctx, router, width, num_experts, quantized=False, takes_adapters=False)
         if ctx.weights.has(f"{experts}.gate_up_proj"):
             gate_ups = _packed_stack(ctx, f"{experts}.gate_up_proj", num_experts, 2 * inner, width)
             downs = _packed_stack(ctx, f"{experts}.down_proj", num_experts, width, inner)
@@ -44,12 +45,12 @@ class MoE:
             gate, up, down = parts
             names = [f"{experts}.{e}" for e in range(num_experts)]
             pairs = [[f"{name}.{gate}", f"{name}.{up}"] for name in names]
-            gate_ups = [Linear(ctx, pair, width, [inner, inner]).weight for pair in pairs]
-            downs = [Linear(ctx, f"{name}.{down}", inner, width).weight for name in names]
+            gate_ups = [Linear(ctx, pair, width, [inner, inner], takes_adapters=False).weight for pair in pairs]
+            downs = [Linear(ctx, f"{name}.{down}", inner, width, takes_adapters=False).weight for name in names]
         self.gate_up, self.down = ctx.ops.pack_experts(gate_ups), ctx.ops.pack_experts(downs)
 
-    def __call__(self, x: Tensor, residual: Tensor) -> Tensor:
-        """x [T, width] -> [T, width], plus `residual`."""
+    def __call__(self, x: Tensor, residual: Tensor, adapters: AdapterRows = NO_ADAPTERS) -> Tensor:
+        """x [T, width] -> [T, width], plus `residual`. No adapter changes router or experts."""
         mixed = self.ops.moe(x, self.router(x), self.gate_up, self.down, self.top_k, self.renormalize, self.act)
         return self.ops.add(mixed, residual)
 

@@ -14,6 +14,7 @@ from motet.ops.reference import activation as _activation
 from motet.ops.reference import greedy as _greedy
 from motet.ops.reference import layer_norm as _layer_norm
 from motet.ops.reference import linear as _linear
+from motet.ops.reference import lora as _lora
 from motet.ops.reference import moe as _moe
 from motet.ops.reference import norm as _norm
 from motet.ops.reference import rope as _rope
@@ -38,6 +39,7 @@ class ReferenceOps:
         self.logits: Callable[..., Tensor] = _linear.logits
         self.embedding: Callable[..., Tensor] = _linear.embedding
         self.moe: Callable[..., Tensor] = _moe.moe
+        self.lora: Callable[..., Tensor] = _lora.lora
         self.select_rows: Callable[[Tensor, Tensor], Tensor] = _linear.select_rows
         self.add: Callable[[Tensor, Tensor], Tensor] = _linear.add
         self.rms_norm: Callable[[Tensor, Tensor, float], Tensor] = _norm.rms_norm

@@ -13,11 +13,11 @@ from motet.core.state import StateGroup
 from motet.sampling.columns import SamplingColumns, TokenHistory
 from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
 from motet.sampling.processors import LogitsProcessor
-from motet.tensors.forward import ForwardBatch, IntArray, StepLayout, StepRows, last_of_each
+from motet.tensors.forward import NO_ADAPTERS, AdapterRows, ForwardBatch, IntArray, StepLayout, StepRows, last_of_each
 
 
 class PersistentBatch:
-    """Tokens, block tables and sampling columns of every live request, by row.
+    """Tokens, block tables, adapters and sampling columns of every live request, by row.
 
     Written by `apply` (what the plan says) and `commit` (what the head sampled), both on the runner thread: a token
     that step n samples is in place when step n + 1 gathers.
@@ -38,6 +38,7 @@ class PersistentBatch:
         self.token_ids = np.zeros((max_rows, max_len), np.int32)
         self.prompt_len = np.zeros(max_rows, np.int32)
         self.num_tokens = np.zeros(max_rows, np.int32)
+        self.adapter_slots = np.zeros(max_rows, np.int64)
         self.request_ids: list[str | None] = [None] * max_rows
         self.block_tables = [np.zeros((max_rows, max_blocks), np.int32) for _ in groups]
         self.num_blocks = np.zeros((len(groups), max_rows), np.int32)
@@ -62,6 +63,7 @@ class PersistentBatch:
         self.token_ids[row, :count] = new.token_ids
         self.num_tokens[row] = count
         self.prompt_len[row] = new.prompt_len
+        self.adapter_slots[row] = new.adapter_slot
         self.num_blocks[:, row] = 0
         self.sampling.set(row, new.sampling)
 
@@ -86,6 +88,7 @@ class PersistentBatch:
         layout = StepLayout.of(starts, counts)
         token_ids = self.token_ids[rows[layout.token_rows], layout.positions]
         num_blocks = -(-layout.end // self.block_size)
+        slots = self.adapter_slots[rows]
         tables = [table[rows, :num_blocks] for table in self.block_tables]
         return ForwardBatch(
             token_ids=torch.from_numpy(token_ids.astype(np.int64)),
@@ -95,6 +98,7 @@ class PersistentBatch:
                 attention.plan_step(StepRows(layout, table, self.block_size, group.window))
                 for table, group in zip(tables, self.groups, strict=True)
             ),
+            adapters=AdapterRows.of(slots[layout.token_rows]) if slots.any() else NO_ADAPTERS,
         )
 
     def commit(self, row: int, position: int, token_id: int) -> None:

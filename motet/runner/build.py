@@ -16,6 +16,8 @@ from motet.core.config import EngineConfig, ModelConfig
 from motet.core.errors import CapacityError, ConfigError
 from motet.core.logs import get_logger
 from motet.core.state import Capacity, StateGroup, StateSpec, group_states
+from motet.lora.loader import SlotLoader
+from motet.lora.store import NO_ADAPTER_STORE, AdapterLookup
 from motet.models.checkpoint import Checkpoint, open_checkpoint
 from motet.models.gguf import describe_types
 from motet.models.loader import LoadedModel, load_model, resolve_dtype, resolve_max_model_len
@@ -35,7 +37,7 @@ from motet.runner.memory import (
     inner_width,
     plan_capacity,
 )
-from motet.runner.runner import Runner
+from motet.runner.runner import NO_ADAPTER_LOADER, Runner
 from motet.runner.threads import default_threads
 from motet.sampling.grammar.grammars import NO_GRAMMARS, Grammars
 from motet.sampling.processors import LogitsProcessor, load_processors
@@ -112,7 +114,9 @@ def plan_runner(config: EngineConfig, checkpoint: Checkpoint, max_model_len: int
     dtype = resolve_dtype(config.model, checkpoint)
     kv_dtype = dtype if config.cache.kv_cache_dtype == "auto" else config.cache.kv_cache_dtype
     ops, attention = choose_backends()
-    loaded = load_model(checkpoint, ops, attention, dtype, kv_dtype, max_model_len, config.model.scheme)
+    loaded = load_model(
+        checkpoint, ops, attention, dtype, kv_dtype, max_model_len, config.model.scheme, lora=config.lora
+    )
     draft = load_draft(config, loaded, ops, attention, dtype, kv_dtype, max_model_len)
     set_threads(config.device.threads)
     specs = dict(loaded.states)
@@ -249,8 +253,10 @@ def choose_drafter(
     return DraftModel(executor, gather, chooser, lengths, max_len, config.scheduler.max_num_batched_tokens)
 
 
-def build_runner(config: EngineConfig, plan: RunnerPlan, grammars: Grammars = NO_GRAMMARS) -> Runner:
-    """Allocate the state and assemble the step."""
+def build_runner(
+    config: EngineConfig, plan: RunnerPlan, grammars: Grammars = NO_GRAMMARS, adapters: AdapterLookup = NO_ADAPTER_STORE
+) -> Runner:
+    """Allocate the state and assemble the step. adapters: where those are that plans name."""
     states = StateStore(plan.specs, plan.groups, plan.capacity)
     sampler = choose_sampler(plan.ops)
     batch = PersistentBatch(
@@ -273,6 +279,7 @@ def build_runner(config: EngineConfig, plan: RunnerPlan, grammars: Grammars = NO
             batch,
         ),
         checks="MOTET_CHECK" in os.environ,
+        adapters=SlotLoader(plan.loaded.adapters, adapters) if plan.loaded.adapters else NO_ADAPTER_LOADER,
     )
     runner.warm_up(min(WARM_UP_TOKENS, config.scheduler.max_num_batched_tokens, plan.max_model_len - 1))
     return runner

@@ -13,7 +13,7 @@ from motet.models.registry import Model
 from motet.ops.cpu.program import Program, Recording, recording
 from motet.ops.cpu.target import CollectingSink
 from motet.runner.executor import EagerExecutor
-from motet.tensors.forward import ForwardBatch, ForwardOutput
+from motet.tensors.forward import AdapterRows, ForwardBatch, ForwardOutput
 from motet.tensors.states import States
 
 
@@ -33,18 +33,19 @@ class RecordedExecutor:
         self.states = states
         self.num_slots = [num_blocks * capacity.block_size for num_blocks in capacity.num_blocks]
         self._eager = EagerExecutor(model, states)
-        names = ["number of tokens", "number of sampled tokens", "number of requests"]
+        names = ["number of tokens", "number of sampled tokens", "number of requests", "number of adapted tokens"]
         names += [f"width of block table {index}" for index in range(len(groups))]
         with torch.inference_mode(), recording(attention.target, names) as tape:
             out = self._eager.run(self._symbolic_batch(tape, groups, capacity.block_size))
         self.program: Program = tape.finish([out.hidden, out.logits])
 
     def _symbolic_batch(self, tape: Recording, groups: Sequence[StateGroup], block_size: int) -> ForwardBatch:
-        tokens, logit_rows, requests, *columns = tape.counts
+        tokens, logit_rows, requests, adapted, *columns = tape.counts
         return ForwardBatch(
             token_ids=tape.input(tokens, dtype=torch.int64),
             positions=tape.input(tokens, dtype=torch.int64),
             logit_rows=tape.input(logit_rows, dtype=torch.int64),
+            adapters=AdapterRows(tape.input(adapted, dtype=torch.int64), tape.input(adapted, dtype=torch.int32)),
             attention=tuple(
                 self.attention.record_plan(tape, tokens, requests, columns[index], block_size, group.window)
                 for index, group in enumerate(groups)
@@ -53,8 +54,10 @@ class RecordedExecutor:
 
     def bindings(self, batch: ForwardBatch) -> tuple[list[int], list[int]]:
         """The counts and the addresses of the inputs of a step."""
-        counts = [batch.num_tokens, len(batch.logit_rows), batch.attention[0].rows.num_rows]
-        inputs = [batch.token_ids.data_ptr(), batch.positions.data_ptr(), batch.logit_rows.data_ptr()]
+        adapters = batch.adapters
+        counts = [batch.num_tokens, len(batch.logit_rows), batch.attention[0].rows.num_rows, len(adapters.tokens)]
+        tensors = (batch.token_ids, batch.positions, batch.logit_rows, adapters.tokens, adapters.slots)
+        inputs = [tensor.data_ptr() for tensor in tensors]
         for plan, num_slots in zip(batch.attention, self.num_slots, strict=True):
             if plan.rows.num_blocks * plan.rows.block_size > num_slots:
                 raise ValueError(f"the block table names {plan.rows.num_blocks} blocks, more than the caches have")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -9,7 +10,7 @@ from typing import Protocol
 import torch
 
 from motet.attention.protocol import AttentionBackend
-from motet.core.plan import StepPlan
+from motet.core.plan import AdapterLoad, StepPlan
 from motet.core.result import StepResult
 from motet.runner.batch import PersistentBatch
 from motet.runner.executor import Executor
@@ -20,6 +21,22 @@ class Head(Protocol):
     """Turns the forward's output into results, one per row of the plan."""
 
     def finish(self, plan: StepPlan, step: ForwardBatch, out: ForwardOutput) -> StepResult: ...
+
+
+class AdapterLoader(Protocol):
+    """Fills the slots that the model reads."""
+
+    def apply(self, loads: Sequence[AdapterLoad]) -> None: ...
+
+
+class NoAdapterLoader:
+    """There are no slots, and no plan asks for any."""
+
+    def apply(self, loads: Sequence[AdapterLoad]) -> None:
+        pass
+
+
+NO_ADAPTER_LOADER = NoAdapterLoader()
 
 
 @dataclass(frozen=True)
@@ -45,12 +62,19 @@ class Runner:
     """Runs launched plans one after another on a thread of its own."""
 
     def __init__(
-        self, batch: PersistentBatch, attention: AttentionBackend, executor: Executor, head: Head, checks: bool = False
+        self,
+        batch: PersistentBatch,
+        attention: AttentionBackend,
+        executor: Executor,
+        head: Head,
+        checks: bool = False,
+        adapters: AdapterLoader = NO_ADAPTER_LOADER,
     ) -> None:
         self.batch = batch
         self.attention = attention
         self.executor = executor
         self.head = head
+        self.adapters = adapters
         self._check = batch.check if checks else lambda plan: None
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="motet-runner")
 
@@ -60,6 +84,7 @@ class Runner:
 
     @torch.inference_mode()
     def _run(self, plan: StepPlan) -> StepResult:
+        self.adapters.apply(plan.loads)
         self.batch.apply(plan)
         self._check(plan)
         step = self.batch.gather(plan, self.attention)

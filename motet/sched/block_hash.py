@@ -1,8 +1,8 @@
 """Names for the content of KV blocks: 128-bit BLAKE2b digests, chained from block to block.
 
 A digest covers everything that the KV of a block depends on: all tokens from the start of the request up to the end
-of the block, and the extras (what else went in: the client's cache salt today). Equal digests mean equal content,
-across requests and across processes.
+of the block, and the extras (what else went in: the client's cache salt, and the adapter). Equal digests mean equal
+content, across requests and across processes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ def block_digest(parent: bytes, token_ids: Sequence[int], extras: Extras = ()) -
     return digest.digest()
 
 
-def salt_extras(request: Request, block: int) -> Extras:
-    """Requests with different cache salts share nothing: the chain hands the first block's salt on to all others."""
-    if block == 0 and request.cache_salt is not None:
-        return (request.cache_salt.encode(),)
-    return ()
+def request_extras(request: Request, block: int) -> Extras:
+    """Requests with different cache salts or adapters share nothing: the chain hands the first block's extras on."""
+    if block > 0:
+        return ()
+    salt = () if request.cache_salt is None else (request.cache_salt.encode(),)
+    return salt if request.adapter is None else (*salt, b"adapter", request.adapter.key.encode())
 
 
 class Hasher(Protocol):
@@ -44,7 +45,7 @@ class Hasher(Protocol):
 
 
 class ChainHasher:
-    def __init__(self, block_size: int, extras_of: ExtrasOf = salt_extras) -> None:
+    def __init__(self, block_size: int, extras_of: ExtrasOf = request_extras) -> None:
         self._block_size = block_size
         self._extras_of = extras_of
 

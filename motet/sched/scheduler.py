@@ -21,6 +21,7 @@ from motet.core.plan import NewRow, RowPlan, StepPlan
 from motet.core.request import Request, RequestStatus
 from motet.core.result import Delta, FinishReason, RowResult, StepResult
 from motet.core.state import Capacity, StateGroup
+from motet.sched.adapters import AdapterSlots
 from motet.sched.block_hash import MAX_TOKEN_ID
 from motet.sched.cache import NewBlocks, PrefixHit, StateCache
 from motet.sched.draft import Draft, LaunchedStep
@@ -54,6 +55,7 @@ class Scheduler:
         max_model_len: int,
         max_drafts: int = 0,
         lookahead: int = 0,
+        max_adapters: int = 0,
     ) -> None:
         """max_drafts: of a request and step; lookahead: positions behind a step's tokens that the drafter writes to.
 
@@ -72,6 +74,7 @@ class Scheduler:
             max_drafts + lookahead,
         )
         self._cache.require_room(max_model_len)
+        self._adapters = AdapterSlots(max_adapters)
 
         self._requests: dict[str, Request] = {}  # all that are not finished
         self._waiting = POLICIES[config.policy]()
@@ -199,7 +202,7 @@ class Scheduler:
         self._num_preemptions += 1
 
     def _admit_waiting(self, draft: Draft) -> None:
-        """In order, and nobody overtakes a request that has to wait for blocks."""
+        """In order, and nobody overtakes a request that has to wait for blocks or for a place for its adapter."""
         while draft.budget and self._can_admit:
             request = self._waiting.peek()
             hit = self._cache.find_hit(request)
@@ -214,8 +217,12 @@ class Scheduler:
 
     @property
     def _can_admit(self) -> bool:
-        """A row is free for the first in the queue, whose last result before a preemption has arrived."""
-        return bool(self._free_rows) and len(self._waiting) > 0 and self._waiting.peek().num_inflight == 0
+        """A row is free for the first in the queue, and a place for its adapter, and its last result before a
+        preemption has arrived."""
+        if not self._free_rows or not len(self._waiting):
+            return False
+        first = self._waiting.peek()
+        return first.num_inflight == 0 and self._adapters.has_room(first.adapter)
 
     def _enter(self, request: Request, hit: PrefixHit, draft: Draft) -> None:
         """The request leaves the queue for a row of the batch."""
@@ -230,7 +237,14 @@ class Scheduler:
         request.num_computed = hit.num_tokens
         request.row = heapq.heappop(self._free_rows)
         draft.admits.append(
-            NewRow(request.row, request.request_id, request.token_ids(), request.prompt_len, request.sampling)
+            NewRow(
+                request.row,
+                request.request_id,
+                request.token_ids(),
+                request.prompt_len,
+                request.sampling,
+                self._adapters.take(request.adapter),
+            )
         )
 
     def _plan_row(
@@ -251,7 +265,13 @@ class Scheduler:
         draft.add(request, RowPlan(request.row, request.request_id, start, num_tokens, emits, new_blocks, drafts))
 
     def _seal(self, draft: Draft) -> StepPlan:
-        plan = StepPlan(self._num_steps, tuple(draft.rows.values()), tuple(draft.admits), tuple(self._rows_to_free))
+        plan = StepPlan(
+            step=self._num_steps,
+            rows=tuple(draft.rows.values()),
+            admits=tuple(draft.admits),
+            frees=tuple(self._rows_to_free),
+            loads=self._adapters.take_loads(),
+        )
         self._num_steps += 1
         self._rows_to_free.clear()
         if plan.rows:
@@ -341,10 +361,11 @@ class Scheduler:
         del self._requests[request.request_id]
 
     def _vacate(self, request: Request) -> None:
-        """Blocks and row go back; both can be in the next plan."""
+        """Blocks, row and adapter go back; all can be in the next plan."""
         assert request.row is not None
         del self._running[request]
         self._cache.release(request)
+        self._adapters.give_back(request.adapter)
         heapq.heappush(self._free_rows, request.row)
         self._rows_to_free.append(request.row)
         request.row = None
@@ -401,11 +422,16 @@ class Scheduler:
         """Forget all cached prefixes. False, and nothing changed, while a request holds blocks."""
         return self._cache.reset()
 
+    def forget_adapters(self) -> None:
+        """The runner's copies are lost. Nothing may run."""
+        self._adapters.forget()
+
     def check(self) -> None:
         """All invariants of the scheduler, the pools and the requests. Raises AssertionError."""
         self._check_places()
         self._check_counts()
         self._cache.check(self._running)
+        self._adapters.check(Counter(request.adapter.key for request in self._running if request.adapter))
 
     def _check_places(self) -> None:
         waiting = list(self._waiting)

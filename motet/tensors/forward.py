@@ -7,9 +7,28 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 IntArray = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class AdapterRows:
+    """The A tokens of a step that have an adapter, sorted by slot: int64 [A], and int32 [A], the slots, from 0 on."""
+
+    tokens: Tensor
+    slots: Tensor
+
+    @classmethod
+    def of(cls, token_slots: IntArray) -> AdapterRows:
+        """token_slots: [T], from 1 on, 0 without an adapter."""
+        order = token_slots.argsort(kind="stable")
+        tokens = order[np.count_nonzero(token_slots == 0) :]
+        return cls(torch.from_numpy(tokens), torch.from_numpy((token_slots[tokens] - 1).astype(np.int32)))
+
+
+NO_ADAPTERS = AdapterRows(torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int32))
 
 
 @dataclass(frozen=True)
@@ -25,6 +44,7 @@ class ForwardBatch:
     positions: Tensor
     logit_rows: Tensor
     attention: tuple[Any, ...]
+    adapters: AdapterRows = NO_ADAPTERS
 
     @property
     def num_tokens(self) -> int:

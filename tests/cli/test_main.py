@@ -56,7 +56,7 @@ def test_help_of_a_command_has_its_options_under_headings(motet: RunCommand) -> 
     out = motet("generate", "-h").out
     assert out.index("Arguments:") < out.index("Options:") < out.index("Sampling:") < out.index("Engine:")
     assert out.index("Sampling:") < out.index("--top-p") < out.index("Engine:") < out.index("--block-size")
-    assert "--enable-lora" not in out
+    assert "--trust-remote-code" not in out
 
 
 def test_no_command_shows_the_help(motet: RunCommand) -> None:
@@ -100,7 +100,7 @@ ERRORS = [
     (["generate", "x", "--block-size", "0"], "block_size must be from 1 to 1024, got 0"),
     (["generate", "x", "--dtype", "int3"], "dtype must be one of"),
     (["generate", "x", "--temperature", "-1"], "temperature must be"),
-    (["generate", "x", "--enable-lora"], "enable_lora=True is not supported yet"),
+    (["generate", "x", "--trust-remote-code"], "trust_remote_code=True is not supported yet"),
     (["bench", "throughput", "--tensor-parallel-size", "2"], "tensor_parallel_size=2 is not supported yet"),
     (["generate", "--input", "nowhere.jsonl"], "nowhere.jsonl"),
     (["generate", "x", "--chat-template", "nowhere.jinja"], "nowhere.jinja"),

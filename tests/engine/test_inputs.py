@@ -249,7 +249,7 @@ def test_one_bad_prompt_of_a_list_stops_the_call_before_anything_runs(llm: LLM, 
         ({"sampling_params": 5}, "must be SamplingParams"),
         ({"priority": [1]}, "2 prompts, but 1 priorities"),
         ({"priority": [1, "high"]}, "priority must be an int, got 'high'"),
-        ({"lora_request": "x"}, "lora_request is not supported"),
+        ({"lora_request": "x"}, "must be a LoRARequest, got 'x'"),
     ],
     ids=str,
 )

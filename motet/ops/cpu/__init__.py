@@ -15,6 +15,7 @@ from motet.ops.reference.activation import ACTIVATION, ACTIVATION_MUL
 from motet.ops.reference.greedy import GREEDY
 from motet.ops.reference.layer_norm import LAYER_NORM
 from motet.ops.reference.linear import LINEAR, LOGITS
+from motet.ops.reference.lora import LORA
 from motet.ops.reference.moe import MOE
 from motet.ops.reference.norm import RMS_NORM
 from motet.ops.reference.quantized import QUANTIZE_ROWS, QUANTIZED_LINEAR
@@ -49,4 +50,5 @@ if is_available():
             x, scores, _pack_experts(gate_up), _pack_experts(down), *others
         ),
     )
+    implement_op(LORA, "cpu", lambda y, *others: ops.lora(y.clone(), *others))
     implement_op(QUANTIZE_ROWS, "cpu", lambda x, group: split_records(ops.quantize_rows(x, group), x.shape[1], group))

@@ -14,6 +14,7 @@ from motet.ops.cpu.activation import activation, activation_mul, soft_cap
 from motet.ops.cpu.greedy import greedy
 from motet.ops.cpu.library import is_available
 from motet.ops.cpu.linear import embedding, linear, linear_f32, quantize_rows
+from motet.ops.cpu.lora import lora
 from motet.ops.cpu.moe import moe
 from motet.ops.cpu.norm import layer_norm, rms_norm
 from motet.ops.cpu.packing import PackedLinear, pack_experts, pack_linear
@@ -49,6 +50,7 @@ class CpuOps(ReferenceOps):
         self.qkv_heads = partial(qkv_heads, target)
         self.logits = self._logits
         self.moe = partial(moe, target)
+        self.lora = partial(lora, target)
 
     def _logits(self, x: Tensor, weight: PackedLinear, bias: Tensor | None = None, cap: float | None = None) -> Tensor:
         out = self.linear_f32(x, weight, bias)
