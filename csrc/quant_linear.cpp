@@ -1,6 +1,6 @@
 // Linear layers over quantised weights: int8 activations times 4 to 8-bit weights. Defined by
 // motet/ops/reference/quantized.py; the layout of the weights is in quant_formats.h, that of a row of activations in
-// kernels.h (GroupMeta).
+// kernel_args.h (GroupMeta).
 //
 // A tile of rows and outputs stays in registers while it walks all groups of inputs in order. Within a group the
 // products are added as integers, which is exact in any order; sums of groups are scaled and added as floats, group 0, 1,

@@ -17,7 +17,7 @@ def _record_bytes(group: int) -> int:
 
 
 def quantize_rows(target: Target, x: Tensor, group: int) -> Tensor:
-    """x [T, K] -> uint8 [T, records of a row]: what csrc/kernels.h says at GroupMeta. Defined by
+    """x [T, K] -> uint8 [T, records of a row]: what csrc/kernel_args.h says at GroupMeta. Defined by
     motet.ops.reference.quantized.quantize_rows."""
     num_cols = x.shape[1]
     out = target.empty(x, -(-num_cols // group) * _record_bytes(group), dtype=torch.uint8)

@@ -19,7 +19,7 @@ from motet.ops.cpu.target import Target
 
 @dataclass(frozen=True)
 class Routes:
-    """See RouteArgs in csrc/kernels.h; each [T, top_k]."""
+    """See RouteArgs in csrc/kernel_args.h; each [T, top_k]."""
 
     weights: Tensor
     places: Tensor

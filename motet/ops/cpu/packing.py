@@ -14,7 +14,7 @@ from motet.ops.cpu.library import DTYPE_CODES, LINEAR_BLOCK, QUANT_BLOCK, kernel
 from motet.ops.gguf_types import DEQUANTIZERS, PLAIN
 from motet.ops.quantized import GGUF_GROUP, SCHEMES, QuantizedMatrix, int4_group
 
-INT8, INT4 = 100, 101  # beside GGUF's numbers of types: csrc/kernels.h, QuantKind
+INT8, INT4 = 100, 101  # beside GGUF's numbers of types: csrc/kernel_args.h, QuantKind
 MAX_INT8_INPUTS = 65536  # of 255 * 127 each, the sum fits 32 bits
 
 
