@@ -1,5 +1,8 @@
 """Random crowds on random engines: every request's tokens and logprobs are the bits it gets alone.
 
+Requests differ in prompts, penalties, seeds, grammars, adapters and stop strings; some are aborted. Engines differ in
+how they draft, cut steps, and in how little memory they have.
+
 A few examples of each kind run in the suite, the same every time. `make fuzz FUZZ_EXAMPLES=500` looks further.
 """
 
@@ -15,12 +18,14 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from motet.core.lora import LoRARequest
 from motet.core.outputs import RequestOutput
 from motet.core.params import RequestOutputKind, SamplingParams
 from motet.engine.engine import Engine
 from motet.ops import cpu
 from tests.checkpoints import CONFIGS
-from tests.engine.driver import answer_bits, assert_idle, generate, make_engine, random_prompts
+from tests.engine.driver import answer_bits, assert_idle, make_engine, random_prompts
+from tests.lora.adapters import generate, linear_shapes, request, write_adapter
 
 pytestmark = pytest.mark.skipif(not cpu.is_available(), reason="the bits are the kernels' promise")
 
@@ -43,7 +48,7 @@ DRAFTS: dict[str, dict[str, Any] | None] = {
 EXECUTORS: dict[str, dict[str, Any]] = {"eager": {"enforce_eager": True}, "recorded": {}}
 
 MAX_LEN = 64
-TEXT: dict[str, Any] = {"skip_tokenizer_init": False}  # grammars need it
+ALL: dict[str, Any] = {"skip_tokenizer_init": False, "enable_lora": True, "max_loras": 2}
 FUZZ = settings.get_profile("fuzz")
 IS_FUZZ = settings.default == FUZZ
 # Shrinking takes minutes: `make fuzz` does it.
@@ -65,6 +70,7 @@ class Row:
     own_len: int
     seed: int
     sampling: tuple[tuple[str, Any], ...]
+    adapter: int  # 0: none
     max_tokens: int
     num_steps_before: int  # that the engine goes on before it comes
     abort_after: int | None  # steps
@@ -113,6 +119,7 @@ SAMPLING = st.fixed_dictionaries(
         "min_tokens": st.just(1),
         "logit_bias": st.just({5: 4.0, 9: -100.0}),
         "structured_outputs": st.sampled_from(GRAMMARS),
+        "stop": st.just(["e", "a;"]),
     },
 ).map(lambda values: tuple(values.items()))
 
@@ -123,6 +130,7 @@ ROWS = st.builds(
     own_len=st.integers(1, 18),
     seed=st.integers(0, 2**32),
     sampling=SAMPLING,
+    adapter=st.sampled_from([0, 0, 1, 2, 3]),
     max_tokens=st.integers(1, 13),
     num_steps_before=st.sampled_from([0, 0, 0, 1, 3]),
     abort_after=st.one_of(st.none(), st.none(), st.none(), st.integers(0, 8)),
@@ -160,30 +168,43 @@ SCENARIOS = st.builds(
 class Alone:
     """What each request answers by itself, on an engine that does nothing else."""
 
-    def __init__(self, folders: Any) -> None:
+    def __init__(self, folders: Any, root: Path) -> None:
         self.folder = cache(lambda family: Path(folders(family)[0]))
+        self.shapes = cache(lambda family: linear_shapes(folders(family)[1]))
+        self.root = root
         self._engine = cache(self._make)
         self._found: dict[str, Any] = {}
 
     def _make(self, family: str, scheme: str) -> Engine:
-        options = {**TEXT, "enable_prefix_caching": False, "max_model_len": MAX_LEN, **SCHEMES[scheme]}
+        options = {**ALL, "enable_prefix_caching": False, "max_model_len": MAX_LEN, **SCHEMES[scheme]}
         return make_engine(self.folder(family), **options)
+
+    def adapter(self, family: str, index: int) -> LoRARequest | None:
+        """Three for each family, of different ranks; of mixtures of experts over the attention alone."""
+        folder = self.root / f"{family}-{index}"
+        if index and not folder.exists():
+            shapes = self.shapes(family)
+            if family in ("Mixtral", "Qwen3Moe"):
+                shapes = {name: shape for name, shape in shapes.items() if "att" in name}
+            write_adapter(folder, shapes, 3 * index, index)
+        return request(folder, index) if index else None
 
     def bits(self, family: str, scheme: str, row: Row) -> Any:
         key = repr((family, scheme, row))
         if key not in self._found:
             torch.set_num_threads(1)  # of the process: the engine of another example may have set it
-            output = generate(self._engine(family, scheme), [row.prompt], row.params)[0]
+            adapters = [self.adapter(family, row.adapter)]
+            output = generate(self._engine(family, scheme), [row.prompt], row.params, adapters)[0]
             self._found[key] = answer_bits(output)
         return self._found[key]
 
 
 @pytest.fixture(scope="module")
-def alone(tiny_checkpoints: Any) -> Alone:
-    return Alone(tiny_checkpoints)
+def alone(tiny_checkpoints: Any, tmp_path_factory: pytest.TempPathFactory) -> Alone:
+    return Alone(tiny_checkpoints, tmp_path_factory.mktemp("adapters"))
 
 
-def answer(engine: Engine, rows: tuple[Row, ...]) -> dict[int, RequestOutput]:
+def answer(engine: Engine, rows: tuple[Row, ...], adapters: list[LoRARequest | None]) -> dict[int, RequestOutput]:
     """Run rows together as they come and go; the outputs of those that were not aborted, by index."""
     open_rows: dict[str, int] = {}
     ends: dict[int, list[str]] = {}
@@ -193,7 +214,8 @@ def answer(engine: Engine, rows: tuple[Row, ...]) -> dict[int, RequestOutput]:
     while todo or engine.has_work:
         while todo and (next_arrival <= step or not engine.has_work):
             index, row = todo.pop(0)
-            key = engine.add(engine.parse(row.prompt, row.params), row.params, priority=index % 3)
+            adapter = engine.adapter(adapters[index])
+            key = engine.add(engine.parse(row.prompt, row.params), row.params, priority=index % 3, adapter=adapter)
             open_rows[key] = index
             if row.abort_after is not None:
                 ends.setdefault(step + row.abort_after, []).append(key)
@@ -217,15 +239,16 @@ def answer(engine: Engine, rows: tuple[Row, ...]) -> dict[int, RequestOutput]:
 @given(scenario=SCENARIOS)
 def test_every_request_gets_the_bits_it_gets_alone(alone: Alone, scheme: str, scenario: Scenario) -> None:
     expected = [alone.bits(scenario.family, scheme, row) for row in scenario.rows]
+    adapters = [alone.adapter(scenario.family, row.adapter) for row in scenario.rows]
     options = {**SCHEMES[scheme], **EXECUTORS[scenario.executor], **dict(scenario.options)}
     folder = alone.folder(scenario.family)
     drafts = DRAFTS[scenario.drafts]
     if drafts and drafts["method"] == "draft_model":  # the model itself, or another one
         drafts = drafts | {"model": str(folder if scenario.num_rounds == 1 else alone.folder("GPT2"))}
-    engine = make_engine(folder, max_model_len=MAX_LEN, speculative_config=drafts, **TEXT, **options)
+    engine = make_engine(folder, max_model_len=MAX_LEN, speculative_config=drafts, **ALL, **options)
     try:
         for _ in range(scenario.num_rounds):
-            for index, output in answer(engine, scenario.rows).items():
+            for index, output in answer(engine, scenario.rows, adapters).items():
                 assert answer_bits(output) == expected[index], index
     finally:
         engine.close()
