@@ -93,6 +93,8 @@ class SpeculativeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknow
         try:
             return msgspec.convert(options, cls)
         except msgspec.ValidationError as error:
+            if isinstance(error.__cause__, ConfigError):  # of the checks below
+                raise error.__cause__ from None
             raise ConfigError(f"speculative_config: {error}; its keys are {', '.join(cls.__struct_fields__)}") from None
 
     def __post_init__(self) -> None:
