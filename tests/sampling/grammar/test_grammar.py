@@ -238,6 +238,7 @@ def test_a_helper_that_hangs_is_ended(trial: Trial, monkeypatch: pytest.MonkeyPa
     trial.translate(GrammarSpec("regex", "a"))
     process: Any = trial._process
     os.kill(process.pid, signal.SIGSTOP)
+    os.waitpid(process.pid, os.WUNTRACED)  # it takes a moment until all its threads stand still
     monkeypatch.setattr("motet.sampling.grammar.trial.WALL_SECONDS", 0.1)
     with pytest.raises(InputError, match="too complex"):
         trial.translate(GrammarSpec("regex", "b"))
