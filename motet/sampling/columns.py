@@ -321,9 +321,7 @@ class SamplingColumns:
         first = (self._allow_only, _follow_grammar, self._forbid_bad_words, self._forbid_early_stop, self._add_bias)
         steps: list[LogitsStep | None] = [build(work) for build in first]
         if self._processors.states:
-            entries = range(len(work.rows))
-            prompts, outputs = [work.prompt(n) for n in entries], [work.output(n) for n in entries]
-            steps += self._processors.steps(work.rows.tolist(), prompts, outputs)
+            steps += self._processors.steps(work.rows.tolist(), work.prompt, work.output)
         steps += [build(work) for build in (_penalise_repetition, _penalise_output)]
         return tuple(step for step in steps if step is not None)
 

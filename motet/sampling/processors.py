@@ -8,7 +8,7 @@ rejected later are rows as well, and a preempted request is computed again.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -22,6 +22,7 @@ from motet.core.errors import ConfigError
 from motet.core.logs import get_logger
 
 ENTRY_POINTS = "motet.logits_processors"
+TokensOf = Callable[[int], npt.NDArray[np.int32]]
 
 
 @dataclass(frozen=True)
@@ -84,16 +85,14 @@ class Processors:
         self.args.pop(row, None)
         self.states.pop(row, None)
 
-    def steps(
-        self, rows: Iterable[int], prompts: Sequence[npt.NDArray[np.int32]], outputs: Sequence[npt.NDArray[np.int32]]
-    ) -> list[Processed]:
-        """rows, prompts, outputs: of each row of the logits that are edited."""
+    def steps(self, rows: Iterable[int], prompt: TokensOf, output: TokensOf) -> list[Processed]:
+        """rows: of the logits that are edited; prompt, output: the tokens of the one at an index."""
         found: dict[int, Processed] = {}
         for index, row in enumerate(rows):
             for place, state in self.states.get(row, {}).items():
                 step = found.setdefault(place, Processed(self.all[place], [], []))
                 step.indices.append(index)
-                tokens = prompts[index], outputs[index]
+                tokens = prompt(index), output(index)
                 for ids in tokens:
                     ids.flags.writeable = False
                 step.rows.append(LogitsRow(*tokens, self.args[row], state))

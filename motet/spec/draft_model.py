@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 
 from motet.sampling.columns import TokenHistory
-from motet.spec.choose import Chooser
+from motet.spec.choose import Chooser, grow_chains
 from motet.spec.drafter import Verified
 from motet.spec.lengths import DraftLengths
 from motet.tensors.forward import ForwardBatch, ForwardOutput, IntArray
@@ -47,26 +47,16 @@ class DraftModel:
     def propose(
         self, step: ForwardBatch, out: ForwardOutput, verified: Sequence[Verified], history: TokenHistory
     ) -> list[tuple[int, ...]]:
-        limits = self.lengths.limits(verified)
-        limits = [
-            min(limit, self.max_len - request.num_tokens) for limit, request in zip(limits, verified, strict=True)
-        ]
-        drafts: list[list[int]] = [[] for _ in verified]
-        going = [index for index, limit in enumerate(limits) if limit > 0]
-        while going:
-            rows = np.array([verified[index].row for index in going])
-            ends = np.array([verified[index].num_tokens + len(drafts[index]) for index in going])
-            token_ids = self._next_tokens(rows, ends, history)
-            for index, token_id in zip(going, token_ids, strict=True):
-                if token_id >= 0:
-                    drafts[index].append(token_id)
-                else:
-                    limits[index] = 0  # its logits are not finite
-            going = [index for index in going if len(drafts[index]) < limits[index]]
+        drafts = grow_chains(
+            verified,
+            self.lengths.limits(verified),
+            self.max_len,
+            lambda _, rows, ends: self._next_tokens(rows, ends, history),
+        )
         for request in verified:  # what follows are guesses, to be computed again
             if request.row in self._num_computed:
                 self._num_computed[request.row] = min(self._num_computed[request.row], request.num_tokens)
-        return [tuple(guesses) for guesses in drafts]
+        return drafts
 
     def _next_tokens(self, rows: IntArray, ends: IntArray, history: TokenHistory) -> list[int]:
         """Compute each row up to position `end` and choose the token there."""

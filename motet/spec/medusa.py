@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import count
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from motet.models.medusa import Medusa
 from motet.sampling.columns import TokenHistory
-from motet.spec.choose import Chooser
+from motet.spec.choose import Chooser, grow_chains
 from motet.spec.drafter import Verified
 from motet.spec.lengths import DraftLengths
-from motet.tensors.forward import ForwardBatch, ForwardOutput
+from motet.tensors.forward import ForwardBatch, ForwardOutput, IntArray
 
 
 class MedusaDrafter:
@@ -34,26 +34,16 @@ class MedusaDrafter:
     def propose(
         self, step: ForwardBatch, out: ForwardOutput, verified: Sequence[Verified], history: TokenHistory
     ) -> list[tuple[int, ...]]:
-        most = len(self.model.heads)
-        limits = [
-            min(limit, most, self.max_len - request.num_tokens)
-            for limit, request in zip(self.lengths.limits(verified), verified, strict=True)
-        ]
-        drafts: list[list[int]] = [[] for _ in verified]
+        limits = [min(limit, len(self.model.heads)) for limit in self.lengths.limits(verified)]
+        if not any(limits):
+            return [()] * len(verified)
         hidden = self.last_hidden(out.hidden, torch.tensor([request.token for request in verified]))
-        for head in range(most):
-            going = [index for index, limit in enumerate(limits) if head < limit]
-            if not going:
-                break
-            logits = self.model.guess(head, hidden[going])
-            rows = np.array([verified[index].row for index in going])
-            positions = np.array([verified[index].num_tokens + head for index in going])
-            for index, token_id in zip(going, self.chooser.choose(logits, rows, positions, history), strict=True):
-                if token_id >= 0:
-                    drafts[index].append(token_id)
-                else:
-                    limits[index] = 0
-        return [tuple(guesses) for guesses in drafts]
+        heads = count()
+
+        def next_tokens(going: list[int], rows: IntArray, positions: IntArray) -> list[int]:
+            return self.chooser.choose(self.model.guess(next(heads), hidden[going]), rows, positions, history)
+
+        return grow_chains(verified, limits, self.max_len, next_tokens)
 
     def clear(self, row: int) -> None:
         self.lengths.clear(row)
